@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/autograd/operations.h>
+#include <sherd/autograd/tape.h>
+#include <sherd/kernels/elementwise.h>
+#include <sherd/kernels/random.h>
+
+namespace sherd {
+namespace {
+
+void check_rate(const char* what, double drop) {
+  SHERD_CHECK(drop >= 0.0 && drop < 1.0, "{}: the drop rate must be in [0, 1), got {}", what, drop);
+}
+
+struct DropoutNode final : Node {
+  DropoutNode(double rate, const RandomStream& random, std::int64_t index)
+      : drop(rate), stream(random), first_index(index) {}
+  double drop;
+  RandomStream stream;
+  std::int64_t first_index;
+  const char* name() const override { return "dropout"; }
+  void backward(Gradients& g) override {
+    g.set(0, dropout(g.output(), drop, stream, first_index));
+  }
+};
+
+struct DropPathNode final : Node {
+  explicit DropPathNode(const Tensor& scale) : row_scale(scale) {}
+  SavedTensor row_scale;
+  const char* name() const override { return "drop_path"; }
+  void backward(Gradients& g) override {
+    g.set(0, g.output());
+    if (g.wants(1)) g.set(1, scale_rows(g.output(), row_scale.get()));
+  }
+};
+
+}  // namespace
+
+Variable dropout(const Variable& x, double drop, const std::string& name) {
+  check_rate("dropout", drop);
+  if (drop == 0.0) return x;
+  Context& context = x.context();
+  const RandomPosition& position = context.random_position();
+  const RandomStream stream(context.seed(), "dropout", name, position.step);
+  const std::int64_t per_sample = x.tensor().numel() / std::max<std::int64_t>(x.dim(0), 1);
+  const std::int64_t first_index = position.first_sample * per_sample;
+  return record({x}, dropout(x.tensor(), drop, stream, first_index),
+                [&] { return std::make_unique<DropoutNode>(drop, stream, first_index); });
+}
+
+Variable add_drop_path(const Variable& residual, const Variable& x, double drop,
+                       const std::string& name) {
+  check_rate("drop_path", drop);
+  if (drop == 0.0) return add(residual, x);
+  Context& context = x.context();
+  const RandomPosition& position = context.random_position();
+  const RandomStream stream(context.seed(), "drop_path", name, position.step);
+  const Tensor row_scale = drop_path_scale(context, x.dim(0), x.tensor().dtype(), drop, stream,
+                                           position.first_sample);
+  const Tensor scaled = scale_rows(x.tensor(), row_scale);
+  add_inplace(scaled, residual.tensor());
+  return record({residual, x}, scaled, [&] { return std::make_unique<DropPathNode>(row_scale); });
+}
+
+}  // namespace sherd

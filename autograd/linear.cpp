@@ -1,0 +1,69 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/autograd/operations.h>
+#include <sherd/autograd/tape.h>
+#include <sherd/kernels/matmul.h>
+
+namespace sherd {
+namespace {
+
+struct MatmulNode final : Node {
+  MatmulNode(const Tensor& a_, const Tensor& b_) : a(a_), b(b_) {}
+  SavedTensor a, b;
+  const char* name() const override { return "matmul"; }
+  void backward(Gradients& g) override {
+    if (g.wants(0)) g.set(0, matmul(g.output(), b.get(), false, true));
+    if (g.wants(1)) g.set(1, matmul(a.get(), g.output(), true, false));
+  }
+};
+
+struct LinearNode final : Node {
+  LinearNode(const Variable& x, const Variable& w) : weight(w.tensor()) {
+    if (w.requires_grad()) input = x.tensor();
+  }
+  SavedTensor input, weight;
+  const char* name() const override { return "linear"; }
+  void backward(Gradients& g) override {
+    if (g.wants(2)) g.set(2, linear_backward_bias(g.output()));
+    if (g.wants(1)) g.set(1, linear_backward_weight(g.output(), input.get()));
+    if (g.wants(0)) g.set(0, linear_backward_input(g.output(), weight.get()));
+  }
+};
+
+struct ActivationNode final : Node {
+  ActivationNode(const Tensor& x, Activation a) : input(x), activation(a) {}
+  SavedTensor input;
+  Activation activation;
+  const char* name() const override { return "activation"; }
+  void backward(Gradients& g) override {
+    g.set(0, activation_backward(g.output(), input.get(), activation));
+  }
+};
+
+}  // namespace
+
+Variable matmul(const Variable& a, const Variable& b) {
+  return record({a, b}, matmul(a.tensor(), b.tensor()),
+                [&] { return std::make_unique<MatmulNode>(a.tensor(), b.tensor()); });
+}
+
+Variable linear(const Variable& input, const Variable& weight, const Variable& bias) {
+  return record({input, weight, bias},
+                linear_forward(input.tensor(), weight.tensor(), bias.tensor()),
+                [&] { return std::make_unique<LinearNode>(input, weight); });
+}
+
+Variable activate(const Variable& input, Activation activation) {
+  if (activation == Activation::none) return input;
+  return record({input}, activation_forward(input.tensor(), activation),
+                [&] { return std::make_unique<ActivationNode>(input.tensor(), activation); });
+}
+
+Variable linear_activation(const Variable& input, const Variable& weight, const Variable& bias,
+                           Activation activation) {
+  // Backward needs the value before the activation, so the fused product serves only where nothing
+  // is recorded.
+  if (input.context().tape() != nullptr) return activate(linear(input, weight, bias), activation);
+  return {linear_forward(input.tensor(), weight.tensor(), bias.tensor(), activation)};
+}
+
+}  // namespace sherd

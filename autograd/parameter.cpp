@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/autograd/parameter.h>
+#include <sherd/autograd/tape.h>
+#include <sherd/kernels/elementwise.h>
+#include <sherd/kernels/random.h>
+
+namespace sherd {
+
+void Parameter::set_data(Tensor data) {
+  SHERD_CHECK(data.shape() == shape_, "parameter {}: expected shape {}, got {}", name_,
+              shape_.to_string(), data.describe());
+  data_ = std::move(data);
+}
+
+void Parameter::materialize(Context& context, DType dtype) {
+  data_ = Tensor::empty(context, shape_, dtype, MemoryCategory::parameters);
+  initialize(data_, initializer_, context.seed(), name_);
+}
+
+void Parameter::accumulate_grad(const Tensor& grad) {
+  if (grad_.defined()) {
+    add_inplace(grad_, grad);
+    return;
+  }
+  // The first contribution becomes the gradient itself, unless somebody else still holds its bytes.
+  const bool shared = grad.shared_storage().use_count() > 1 || !grad.is_contiguous();
+  grad_ = shared ? clone(grad, MemoryCategory::gradients) : grad;
+  grad_.storage().set_category(MemoryCategory::gradients);
+}
+
+Variable Parameter::variable() {
+  SHERD_CHECK(data_.defined(), "parameter {} holds no data; call Module::initialize or load weights",
+              name_);
+  Tape* tape = data_.context().tape();
+  if (tape == nullptr || !requires_grad_) return {data_};
+  return tape->parameter(*this);
+}
+
+void initialize(const Tensor& elements, const Initializer& initializer, std::uint64_t seed,
+                const std::string& name, std::int64_t first_index) {
+  const RandomStream stream(seed, "init", name);
+  switch (initializer.kind) {
+    case Initializer::Kind::zeros: fill(elements, 0.0); break;
+    case Initializer::Kind::ones: fill(elements, 1.0); break;
+    case Initializer::Kind::normal:
+      fill_normal(elements, 0.0, initializer.scale, stream, first_index);
+      break;
+    case Initializer::Kind::truncated_normal:
+      fill_truncated_normal(elements, 0.0, initializer.scale, -2.0, 2.0, stream, first_index);
+      break;
+    case Initializer::Kind::uniform:
+      fill_uniform(elements, -initializer.scale, initializer.scale, stream, first_index);
+      break;
+  }
+}
+
+}  // namespace sherd

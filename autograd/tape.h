@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tape: operations are recorded in the order they run; backward walks the record in reverse. The tape
+// is the schedule: a hook placed at a position during forward runs when backward passes that position,
+// which is where a sharding engine gathers and reduces.
+//
+//   Tape tape(context);
+//   {
+//     TapeScope recording(tape);
+//     loss = cross_entropy(model(images), labels);
+//   }
+//   tape.backward(loss);   // gradients arrive in Parameter::grad
+//
+// Several tapes may live at once. Each can run backward once, and frees what it saved on the way.
+#pragma once
+
+#include <sherd/autograd/parameter.h>
+#include <sherd/autograd/variable.h>
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+namespace sherd {
+
+class Tape;
+
+// A tensor kept for backward. Reading it back throws if it was written in place in between.
+class SHERD_API SavedTensor {
+ public:
+  SavedTensor() = default;
+  SavedTensor(const Tensor& tensor);
+  const Tensor& get() const;
+  bool defined() const { return tensor_.defined(); }
+
+ private:
+  Tensor tensor_;
+  std::uint64_t version_ = 0;
+};
+
+// What a node's backward reads and writes: gradients of its outputs in, of its inputs out.
+class SHERD_API Gradients {
+ public:
+  // Gradient of output i; undefined when nothing flowed back to it (only with several outputs).
+  const Tensor& output(int i = 0) const { return outputs_[static_cast<std::size_t>(i)]; }
+  bool wants(int input) const;
+  // Hands over the gradient of an input (ignored when not wanted); contributions of several uses add.
+  void set(int input, Tensor gradient);
+  // The sum of earlier contributions to this input where a kernel may add to it in place; else
+  // undefined, and the kernel makes a new tensor for set().
+  Tensor accumulated(int input) const;
+
+ private:
+  friend class Tape;
+  Gradients(Tape& tape, std::span<const int> inputs, std::span<const Tensor> outputs)
+      : tape_(tape), inputs_(inputs), outputs_(outputs) {}
+  Tape& tape_;
+  std::span<const int> inputs_;
+  std::span<const Tensor> outputs_;
+};
+
+// One recorded operation. Holds what backward needs as SavedTensors.
+class SHERD_API Node {
+ public:
+  virtual ~Node();
+  virtual const char* name() const = 0;
+  virtual void backward(Gradients& gradients) = 0;
+};
+
+class SHERD_API Tape {
+ public:
+  explicit Tape(Context& context);
+  ~Tape();
+  Tape(const Tape&) = delete;
+  Tape& operator=(const Tape&) = delete;
+
+  Context& context() const { return context_; }
+  std::size_t size() const { return records_.size(); }
+
+  // A leaf of this tape whose gradient can be asked for after backward.
+  Variable watch(const Tensor& tensor);
+  Tensor gradient(const Variable& watched) const;  // undefined if nothing flowed back
+  Variable parameter(Parameter& parameter);        // see Parameter::variable
+
+  bool records(std::span<const Variable> inputs) const;  // does any input belong to this tape?
+  Variable add(std::unique_ptr<Node> node, std::span<const Variable> inputs, const Tensor& output);
+  std::vector<Variable> add(std::unique_ptr<Node> node, std::span<const Variable> inputs,
+                            std::span<const Tensor> outputs);
+
+  // Calls `hook` when backward passes this position, whether or not gradients flow there.
+  void on_backward(std::string label, std::function<void()> hook);
+
+  // Runs backward from `output`. grad_output may be left out for a one-element output: it is 1 then.
+  void backward(const Variable& output, Tensor grad_output = {});
+
+ private:
+  friend class Gradients;
+  struct Record {
+    std::unique_ptr<Node> node;  // null for a hook
+    std::function<void()> hook;
+    std::string label;
+    std::vector<int> inputs;  // slots, -1 for a constant
+    int first_output = 0;
+    int outputs = 0;
+  };
+  struct Slot {
+    Tensor gradient;
+    Shape shape;
+    DType dtype;
+    bool keep = false;
+  };
+
+  int new_slot(const Tensor& tensor, bool keep);
+  void check_owner(const Variable& variable) const;
+  void accumulate(int slot, Tensor gradient);
+  void run(Record& record);
+
+  Context& context_;
+  std::uint64_t id_;
+  bool finished_ = false;
+  std::vector<Record> records_;
+  std::vector<Slot> slots_;
+  std::unordered_map<const Parameter*, Variable> parameters_;
+};
+
+// Makes `tape` the one its context records on; restores the previous one at the end.
+class SHERD_API TapeScope {
+ public:
+  explicit TapeScope(Tape& tape);
+  ~TapeScope();
+  TapeScope(const TapeScope&) = delete;
+  TapeScope& operator=(const TapeScope&) = delete;
+
+ private:
+  Context& context_;
+  Tape* previous_;
+};
+
+// Nothing is recorded inside.
+class SHERD_API NoGradScope {
+ public:
+  explicit NoGradScope(Context& context);
+  ~NoGradScope();
+  NoGradScope(const NoGradScope&) = delete;
+  NoGradScope& operator=(const NoGradScope&) = delete;
+
+ private:
+  Context& context_;
+  Tape* previous_;
+};
+
+// How an operation records itself: returns `output` as a variable, on the current tape if one of the
+// inputs is; make_node is called only then.
+template <typename MakeNode>
+Variable record(std::initializer_list<Variable> inputs, const Tensor& output,
+                const MakeNode& make_node) {
+  const std::span<const Variable> all(inputs.begin(), inputs.size());
+  Tape* tape = output.context().tape();
+  if (tape == nullptr || !tape->records(all)) return {output};
+  return tape->add(make_node(), all, output);
+}
+
+}  // namespace sherd

@@ -1,0 +1,76 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/kernels/activation.h>
+
+#include <sherd/kernels/cpu/elementwise.h>
+#include <sherd/kernels/cpu/gelu.h>
+#include <sherd/kernels/dispatch.h>
+#include <sherd/kernels/elementwise.h>
+
+namespace sherd {
+
+std::string_view name_of(Activation activation) {
+  switch (activation) {
+    case Activation::none: return "none";
+    case Activation::relu: return "relu";
+    case Activation::gelu_erf: return "gelu";
+    case Activation::gelu_tanh: return "gelu_tanh";
+  }
+  fail("name_of: unknown activation {}", static_cast<int>(activation));
+}
+
+Activation activation_from_name(std::string_view name) {
+  if (name == "none") return Activation::none;
+  if (name == "relu") return Activation::relu;
+  if (name == "gelu" || name == "erf" || name == "gelu_erf") return Activation::gelu_erf;
+  if (name == "gelu_tanh" || name == "tanh") return Activation::gelu_tanh;
+  fail("unknown activation '{}': expected gelu, gelu_tanh, relu or none", name);
+}
+
+Tensor activation_forward(const Tensor& input, Activation activation) {
+  const Tensor x = contiguous(input);
+  Context& context = x.context();
+  const Tensor out = Tensor::empty(context, x.shape(), x.dtype());
+  if (context.is_meta()) return out;
+  const int threads = context.threads();
+  const std::int64_t n = x.numel();
+  dispatch_floating(x.dtype(), "activation", [&](auto zero) {
+    using T = decltype(zero);
+    const T* from = x.data<T>();
+    T* to = out.data<T>();
+    switch (activation) {
+      case Activation::none: return cpu::cast<T, T>(threads, n, from, to);
+      case Activation::relu: return cpu::relu_forward<T>(threads, n, from, to);
+      case Activation::gelu_erf:
+        return cpu::gelu_forward<T>(threads, n, cpu::GeluForm::exact, from, to);
+      case Activation::gelu_tanh:
+        return cpu::gelu_forward<T>(threads, n, cpu::GeluForm::tanh, from, to);
+    }
+  });
+  return out;
+}
+
+Tensor activation_backward(const Tensor& grad_output, const Tensor& input, Activation activation) {
+  const Tensor g = contiguous(grad_output), x = contiguous(input);
+  check_same("activation_backward", g, x);
+  Context& context = x.context();
+  const Tensor out = Tensor::empty(context, x.shape(), x.dtype());
+  if (context.is_meta()) return out;
+  const int threads = context.threads();
+  const std::int64_t n = x.numel();
+  dispatch_floating(x.dtype(), "activation_backward", [&](auto zero) {
+    using T = decltype(zero);
+    const T *from = x.data<T>(), *grad = g.data<T>();
+    T* to = out.data<T>();
+    switch (activation) {
+      case Activation::none: return cpu::cast<T, T>(threads, n, grad, to);
+      case Activation::relu: return cpu::relu_backward<T>(threads, n, from, grad, to);
+      case Activation::gelu_erf:
+        return cpu::gelu_backward<T>(threads, n, cpu::GeluForm::exact, from, grad, to);
+      case Activation::gelu_tanh:
+        return cpu::gelu_backward<T>(threads, n, cpu::GeluForm::tanh, from, grad, to);
+    }
+  });
+  return out;
+}
+
+}  // namespace sherd

@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: Apache-2.0
+// Activation functions. gelu_erf is x Φ(x), gelu_tanh its approximation (Hendrycks and Gimpel, 2016).
+#pragma once
+
+#include <sherd/runtime/tensor.h>
+
+#include <string_view>
+
+namespace sherd {
+
+enum class Activation : std::uint8_t { none, relu, gelu_erf, gelu_tanh };
+
+SHERD_API std::string_view name_of(Activation activation);
+SHERD_API Activation activation_from_name(std::string_view name);  // throws on an unknown name
+
+SHERD_API Tensor activation_forward(const Tensor& input, Activation activation);
+// grad_input = grad_output * f'(input)
+SHERD_API Tensor activation_backward(const Tensor& grad_output, const Tensor& input,
+                                     Activation activation);
+
+}  // namespace sherd

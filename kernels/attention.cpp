@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/kernels/attention.h>
+
+#include <sherd/kernels/cpu/attention.h>
+#include <sherd/kernels/dispatch.h>
+#include <sherd/kernels/elementwise.h>
+
+namespace sherd {
+namespace {
+
+// Kernels read views whose last dimension is gapless; anything else is copied.
+Tensor readable(const Tensor& x) {
+  return x.dim(-1) == 1 || x.stride(-1) == 1 ? x : clone(x);
+}
+
+template <typename T>
+cpu::AttentionView<T> view_of(const Tensor& x) {
+  return {x.data<std::remove_const_t<T>>(), x.stride(0), x.stride(1), x.stride(2)};
+}
+
+cpu::AttentionShape check_shapes(const Tensor& query, const Tensor& key, const Tensor& value,
+                                 double scale) {
+  SHERD_CHECK(query.rank() == 4 && key.rank() == 4 && key.shape() == value.shape() &&
+                  query.dim(0) == key.dim(0) && query.dim(2) == key.dim(2) &&
+                  query.dim(3) == key.dim(3) && query.numel() > 0 && key.numel() > 0,
+              "attention: expected query [B, N, H, D] and key, value [B, M, H, D], none empty; got "
+              "{}, {}, {}",
+              query.describe(), key.describe(), value.describe());
+  SHERD_CHECK(query.dtype() == key.dtype() && query.dtype() == value.dtype(),
+              "attention: query, key and value must have one type, got {}, {}, {}",
+              query.describe(), key.describe(), value.describe());
+  return {query.dim(0), query.dim(2), query.dim(1), key.dim(1), query.dim(3), scale};
+}
+
+std::int64_t pair_products(const cpu::AttentionShape& s) {
+  return 2 * s.batch * s.heads * s.queries * s.keys * s.head_dim;  // FLOPs of one of the products
+}
+
+}  // namespace
+
+AttentionOutput attention_forward(const Tensor& query, const Tensor& key, const Tensor& value,
+                                  double scale) {
+  const cpu::AttentionShape shape = check_shapes(query, key, value, scale);
+  const Tensor q = readable(query), k = readable(key), v = readable(value);
+  Context& context = q.context();
+  const AttentionOutput out{Tensor::empty(context, q.shape(), q.dtype()),
+                            Tensor::empty(context, {shape.batch, shape.heads, shape.queries},
+                                          compute_dtype(q.dtype()))};
+  context.work().attention_flops += 2 * pair_products(shape);
+  dispatch_floating(q.dtype(), "attention", [&](auto zero) {
+    using T = decltype(zero);
+    const int threads = context.threads();
+    const Tensor scratch =
+        workspace(context, cpu::attention_workspace_bytes<T>(shape, threads, false));
+    if (context.is_meta()) return;
+    cpu::attention_forward<T>(shape, view_of<const T>(q), view_of<const T>(k), view_of<const T>(v),
+                              view_of<T>(out.output), out.lse.data<cpu::acc_t<T>>(),
+                              workspace_data(scratch), threads);
+  });
+  return out;
+}
+
+void attention_backward(const Tensor& grad_output, const Tensor& query, const Tensor& key,
+                        const Tensor& value, const AttentionOutput& forward, double scale,
+                        const Tensor& grad_query, const Tensor& grad_key,
+                        const Tensor& grad_value) {
+  const cpu::AttentionShape shape = check_shapes(query, key, value, scale);
+  check_same("attention_backward", grad_output, forward.output);
+  const std::pair<const Tensor*, const Tensor*> outputs[] = {
+      {&grad_query, &query}, {&grad_key, &key}, {&grad_value, &value}};
+  for (const auto& [grad, input] : outputs) {
+    check_same("attention_backward", *grad, *input);
+    SHERD_CHECK(grad->dim(-1) == 1 || grad->stride(-1) == 1,
+                "attention_backward: the last dimension of a gradient must be contiguous");
+    grad->storage().mark_modified();
+  }
+  const Tensor g = readable(grad_output), q = readable(query), k = readable(key),
+               v = readable(value);
+  Context& context = q.context();
+  context.work().attention_flops += 5 * pair_products(shape);
+  dispatch_floating(q.dtype(), "attention_backward", [&](auto zero) {
+    using T = decltype(zero);
+    const int threads = context.threads();
+    const Tensor scratch =
+        workspace(context, cpu::attention_workspace_bytes<T>(shape, threads, true));
+    if (context.is_meta()) return;
+    cpu::attention_backward<T>(shape, view_of<const T>(g), view_of<const T>(q), view_of<const T>(k),
+                               view_of<const T>(v), view_of<const T>(forward.output),
+                               forward.lse.data<cpu::acc_t<T>>(), view_of<T>(grad_query),
+                               view_of<T>(grad_key), view_of<T>(grad_value),
+                               workspace_data(scratch), threads);
+  });
+}
+
+}  // namespace sherd

@@ -1,0 +1,17 @@
+// SPDX-License-Identifier: Apache-2.0
+// Dropout (Srivastava et al., 2014) with a counter-based mask, so that nothing has to be saved: the
+// backward pass is the same function applied to the gradient.
+#pragma once
+
+#include <sherd/kernels/cpu/simd.h>
+#include <sherd/runtime/philox.h>
+
+namespace sherd::cpu {
+
+// out[i] = in[i] / keep_probability where word (first_index + i) of the stream is below
+// keep_probability * 2^32, else 0. '='; out may be in. keep_probability in [0, 1].
+template <typename T>
+void dropout(int threads, std::int64_t n, const T* in, T* out, double keep_probability,
+             const RandomStream& stream, std::uint64_t first_index);
+
+}  // namespace sherd::cpu

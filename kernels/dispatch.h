@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: Apache-2.0
+// Shared by the dispatch files kernels/*.cpp: from a DType to a template argument, and common checks.
+#pragma once
+
+#include <sherd/runtime/tensor.h>
+
+#include <type_traits>
+
+namespace sherd {
+
+// Calls body with a value of the element type: dispatch_floating(x.dtype(), [&](auto zero) { ... }).
+template <typename Body>
+void dispatch_floating(DType dtype, const char* operation, const Body& body) {
+  switch (dtype) {
+    case DType::f64: return body(double{});
+    case DType::f32: return body(float{});
+    case DType::f16: return body(f16{});
+    case DType::bf16: return body(bf16{});
+    default: fail("{}: needs a floating type, got {}", operation, name_of(dtype));
+  }
+}
+
+// The type a kernel over `dtype` computes in: fp64 for fp64, else fp32.
+inline DType compute_dtype(DType dtype) {
+  return dtype == DType::f64 ? DType::f64 : DType::f32;
+}
+
+// A scratch tensor of this many bytes, counted as workspace; undefined for 0 bytes.
+inline Tensor workspace(Context& context, std::size_t bytes) {
+  if (bytes == 0) return {};
+  return Tensor::empty(context, {static_cast<std::int64_t>(bytes)}, DType::u8,
+                       MemoryCategory::workspace);
+}
+inline void* workspace_data(const Tensor& scratch) {
+  return scratch.defined() ? scratch.raw_data() : nullptr;
+}
+
+inline void check_same(const char* operation, const Tensor& a, const Tensor& b) {
+  SHERD_CHECK(a.shape() == b.shape() && a.dtype() == b.dtype(),
+              "{}: both must have the same shape and type, got {} and {}", operation, a.describe(),
+              b.describe());
+}
+
+}  // namespace sherd

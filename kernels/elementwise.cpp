@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/kernels/elementwise.h>
+
+#include <sherd/kernels/cpu/elementwise.h>
+#include <sherd/kernels/cpu/strided_copy.h>
+#include <sherd/kernels/dispatch.h>
+
+#include <algorithm>
+
+namespace sherd {
+
+void fill(const Tensor& out, double value) {
+  SHERD_CHECK(out.is_contiguous(), "fill: {} is not contiguous", out.describe());
+  out.storage().mark_modified();
+  Context& context = out.context();
+  if (context.is_meta()) return;
+  dispatch_floating(out.dtype(), "fill", [&](auto zero) {
+    using T = decltype(zero);
+    cpu::fill<T>(context.threads(), out.numel(), static_cast<cpu::acc_t<T>>(value), out.data<T>());
+  });
+}
+
+Tensor full(Context& context, const Shape& shape, DType dtype, double value,
+            MemoryCategory category) {
+  const Tensor out = Tensor::empty(context, shape, dtype, category);
+  fill(out, value);
+  return out;
+}
+
+Tensor add(const Tensor& a, const Tensor& b) {
+  check_same("add", a, b);
+  const Tensor x = contiguous(a), y = contiguous(b);
+  Context& context = x.context();
+  const Tensor out = Tensor::empty(context, x.shape(), x.dtype());
+  if (context.is_meta()) return out;
+  dispatch_floating(x.dtype(), "add", [&](auto zero) {
+    using T = decltype(zero);
+    cpu::add<T>(context.threads(), x.numel(), x.data<T>(), y.data<T>(), out.data<T>());
+  });
+  return out;
+}
+
+void add_inplace(const Tensor& sum, const Tensor& x) {
+  check_same("add_inplace", sum, x);
+  SHERD_CHECK(sum.is_contiguous(), "add_inplace: {} is not contiguous", sum.describe());
+  const Tensor from = contiguous(x);
+  sum.storage().mark_modified();
+  Context& context = sum.context();
+  if (context.is_meta()) return;
+  dispatch_floating(sum.dtype(), "add_inplace", [&](auto zero) {
+    using T = decltype(zero);
+    cpu::add_inplace<T>(context.threads(), sum.numel(), from.data<T>(), sum.data<T>());
+  });
+}
+
+Tensor scale(const Tensor& x, double factor) {
+  const Tensor from = contiguous(x);
+  Context& context = from.context();
+  const Tensor out = Tensor::empty(context, from.shape(), from.dtype());
+  if (context.is_meta()) return out;
+  dispatch_floating(from.dtype(), "scale", [&](auto zero) {
+    using T = decltype(zero);
+    cpu::scale<T>(context.threads(), from.numel(), from.data<T>(),
+                  static_cast<cpu::acc_t<T>>(factor), out.data<T>());
+  });
+  return out;
+}
+
+Tensor cast(const Tensor& x, DType dtype, MemoryCategory category) {
+  const Tensor from = contiguous(x);
+  Context& context = from.context();
+  const Tensor out = Tensor::empty(context, from.shape(), dtype, category);
+  if (context.is_meta()) return out;
+  dispatch_floating(dtype, "cast", [&](auto to_zero) {
+    using To = decltype(to_zero);
+    if (from.dtype() == DType::u8) {
+      cpu::cast<std::uint8_t, To>(context.threads(), from.numel(), from.data<std::uint8_t>(),
+                                  out.data<To>());
+      return;
+    }
+    dispatch_floating(from.dtype(), "cast", [&](auto from_zero) {
+      using From = decltype(from_zero);
+      cpu::cast<From, To>(context.threads(), from.numel(), from.data<From>(), out.data<To>());
+    });
+  });
+  return out;
+}
+
+Tensor clone(const Tensor& x, MemoryCategory category) {
+  Context& context = x.context();
+  const Tensor out = Tensor::empty(context, x.shape(), x.dtype(), category);
+  if (context.is_meta() || x.numel() == 0) return out;
+  cpu::StridedView view;
+  view.rank = x.rank();
+  std::ranges::copy(x.shape().dims(), view.size.begin());
+  view.stride = x.strides();
+  cpu::strided_copy(context.threads(), view, size_of(x.dtype()), x.raw_data(), out.raw_data());
+  return out;
+}
+
+Tensor contiguous(const Tensor& x) {
+  return x.is_contiguous() ? x : clone(x);
+}
+
+Tensor scale_rows(const Tensor& x, const Tensor& row_scale) {
+  SHERD_CHECK(x.rank() >= 1 && row_scale.shape() == Shape{x.dim(0)} &&
+                  row_scale.dtype() == compute_dtype(x.dtype()),
+              "scale_rows: {} does not fit {}", row_scale.describe(), x.describe());
+  const Tensor from = contiguous(x);
+  Context& context = from.context();
+  const Tensor out = Tensor::empty(context, from.shape(), from.dtype());
+  if (context.is_meta() || from.numel() == 0) return out;
+  dispatch_floating(from.dtype(), "scale_rows", [&](auto zero) {
+    using T = decltype(zero);
+    cpu::scale_rows<T>(context.threads(), from.dim(0), from.numel() / from.dim(0), from.data<T>(),
+                       row_scale.data<cpu::acc_t<T>>(), out.data<T>());
+  });
+  return out;
+}
+
+}  // namespace sherd

@@ -1,0 +1,94 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/kernels/layer_norm.h>
+
+#include <sherd/kernels/cpu/layer_norm.h>
+#include <sherd/kernels/dispatch.h>
+#include <sherd/kernels/elementwise.h>
+
+namespace sherd {
+
+LayerNormOutput layer_norm_forward(const Tensor& input, const Tensor& weight, const Tensor& bias,
+                                   double eps) {
+  SHERD_CHECK(input.rank() >= 1, "layer_norm: input {} has no dimension to normalise",
+              input.describe());
+  const Shape features{input.dim(-1)};
+  SHERD_CHECK(weight.shape() == features && bias.shape() == features,
+              "layer_norm: weight {} and bias {} must be {} for input {}", weight.describe(),
+              bias.describe(), features.to_string(), input.describe());
+  SHERD_CHECK(weight.dtype() == input.dtype() && bias.dtype() == input.dtype(),
+              "layer_norm: input {}, weight {} and bias {} must have one type", input.describe(),
+              weight.describe(), bias.describe());
+  const Tensor x = contiguous(input), w = contiguous(weight), b = contiguous(bias);
+  Context& context = x.context();
+  const std::int64_t cols = x.dim(-1), rows = cols == 0 ? 0 : x.numel() / cols;
+  const DType statistics = compute_dtype(x.dtype());
+  const LayerNormOutput out{Tensor::empty(context, x.shape(), x.dtype()),
+                            Tensor::empty(context, {rows}, statistics),
+                            Tensor::empty(context, {rows}, statistics)};
+  if (context.is_meta()) return out;
+  dispatch_floating(x.dtype(), "layer_norm", [&](auto zero) {
+    using T = decltype(zero);
+    cpu::LayerNormForward<T> p;
+    p.rows = rows;
+    p.cols = cols;
+    p.input = x.data<T>();
+    p.weight = w.data<T>();
+    p.bias = b.data<T>();
+    p.eps = static_cast<cpu::acc_t<T>>(eps);
+    p.output = out.output.data<T>();
+    p.mean = out.mean.data<cpu::acc_t<T>>();
+    p.rstd = out.rstd.data<cpu::acc_t<T>>();
+    cpu::layer_norm_forward<T>(context.threads(), p);
+  });
+  return out;
+}
+
+LayerNormGradients layer_norm_backward(const Tensor& grad_output, const Tensor& input,
+                                       const Tensor& mean, const Tensor& rstd, const Tensor& weight,
+                                       bool want_input, bool want_weight,
+                                       const Tensor& accumulated) {
+  check_same("layer_norm_backward", grad_output, input);
+  const Tensor g = contiguous(grad_output), x = contiguous(input), w = contiguous(weight);
+  Context& context = x.context();
+  const std::int64_t cols = x.dim(-1), rows = cols == 0 ? 0 : x.numel() / cols;
+  const DType statistics = compute_dtype(x.dtype());
+  LayerNormGradients grads;
+  if (want_input) {
+    grads.input = accumulated.defined() ? accumulated : Tensor::empty(context, x.shape(), x.dtype());
+    if (accumulated.defined()) accumulated.storage().mark_modified();
+  }
+  if (want_weight) {
+    grads.weight = Tensor::empty(context, {cols}, statistics);
+    grads.bias = Tensor::empty(context, {cols}, statistics);
+  }
+  dispatch_floating(x.dtype(), "layer_norm_backward", [&](auto zero) {
+    using T = decltype(zero);
+    using A = cpu::acc_t<T>;
+    const Tensor scratch = workspace(
+        context, want_weight ? cpu::layer_norm_backward_workspace_bytes<T>(rows, cols) : 0);
+    if (context.is_meta()) return;
+    cpu::LayerNormBackward<T> p;
+    p.rows = rows;
+    p.cols = cols;
+    p.input = x.data<T>();
+    p.weight = w.data<T>();
+    p.mean = mean.data<A>();
+    p.rstd = rstd.data<A>();
+    p.grad_output = g.data<T>();
+    p.accumulate = accumulated.defined();
+    if (want_input) p.grad_input = grads.input.data<T>();
+    if (want_weight) {
+      p.grad_weight = grads.weight.data<A>();
+      p.grad_bias = grads.bias.data<A>();
+      p.workspace = static_cast<A*>(workspace_data(scratch));
+    }
+    cpu::layer_norm_backward<T>(context.threads(), p);
+  });
+  if (want_weight && weight.dtype() != statistics) {
+    grads.weight = cast(grads.weight, weight.dtype());
+    grads.bias = cast(grads.bias, weight.dtype());
+  }
+  return grads;
+}
+
+}  // namespace sherd

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: Apache-2.0
+// Layer normalisation over the last dimension (Ba, Kiros, Hinton, 2016), statistics in fp32 (fp64 for
+// fp64): y = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(var + eps), var without correction.
+#pragma once
+
+#include <sherd/runtime/tensor.h>
+
+namespace sherd {
+
+struct LayerNormOutput {
+  Tensor output;
+  Tensor mean, rstd;  // one per row
+};
+
+// input [..., D], weight [D], bias [D]
+SHERD_API LayerNormOutput layer_norm_forward(const Tensor& input, const Tensor& weight,
+                                             const Tensor& bias, double eps);
+
+struct LayerNormGradients {
+  Tensor input, weight, bias;  // undefined where not wanted
+};
+
+// `accumulated`: when defined, the gradient of the input is added to it (+=) and it is what
+// LayerNormGradients::input returns; else a new tensor is written (=).
+SHERD_API LayerNormGradients layer_norm_backward(const Tensor& grad_output, const Tensor& input,
+                                                 const Tensor& mean, const Tensor& rstd,
+                                                 const Tensor& weight, bool want_input,
+                                                 bool want_weight, const Tensor& accumulated = {});
+
+}  // namespace sherd

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/kernels/matmul.h>
+
+#include <sherd/kernels/cpu/column_sum.h>
+#include <sherd/kernels/cpu/product.h>
+#include <sherd/kernels/dispatch.h>
+#include <sherd/kernels/elementwise.h>
+
+#include <algorithm>
+#include <chrono>
+
+namespace sherd {
+namespace {
+
+// All leading dimensions folded into rows.
+Tensor as_matrix(const Tensor& x) {
+  SHERD_CHECK(x.rank() >= 1, "a matrix product needs at least one dimension, got {}", x.describe());
+  const std::int64_t columns = x.dim(-1);
+  return contiguous(x).reshape({columns == 0 ? 0 : x.numel() / columns, columns});
+}
+
+Shape with_last(const Shape& shape, std::int64_t last) {
+  std::array<std::int64_t, Shape::kMaxRank> dims{};
+  std::ranges::copy(shape.dims(), dims.begin());
+  dims[static_cast<std::size_t>(shape.rank() - 1)] = last;
+  return Shape(std::span<const std::int64_t>(dims.data(), static_cast<std::size_t>(shape.rank())));
+}
+
+// a, b, bias and the result are contiguous and of one type the backend supports.
+Tensor multiply(const cpu::Product& product, const Tensor& a, const Tensor& b, const Tensor& bias) {
+  Context& context = a.context();
+  const Tensor out = Tensor::empty(context, {product.m, product.n}, product.dtype);
+  if (out.numel() == 0) return out;
+  if (product.k == 0) {
+    fill(out, 0.0);
+    return out;
+  }
+  context.work().matmul_flops += 2 * product.m * product.n * product.k;
+  const Tensor scratch = workspace(context, cpu::product_workspace_bytes(context, product));
+  if (!context.is_meta()) {
+    cpu::run_product(context, product, a.raw_data(), b.raw_data(),
+                     bias.defined() ? bias.raw_data() : nullptr, out.raw_data(),
+                     workspace_data(scratch));
+  }
+  return out;
+}
+
+Tensor run(cpu::Product product, const Tensor& a, const Tensor& b, const Tensor& bias) {
+  SHERD_CHECK(a.dtype() == b.dtype(), "matmul: operands of different types, {} and {}",
+              a.describe(), b.describe());
+  product.dtype = a.dtype();
+  if (cpu::product_supports(a.dtype())) return multiply(product, a, b, bias);
+  product.dtype = DType::f32;
+  const auto widened = [](const Tensor& x) {
+    return x.defined() ? cast(x, DType::f32, MemoryCategory::workspace) : x;
+  };
+  return cast(multiply(product, widened(a), widened(b), widened(bias)), a.dtype());
+}
+
+}  // namespace
+
+Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose_b) {
+  SHERD_CHECK(a.rank() == 2 && b.rank() == 2, "matmul: expected two matrices, got {} and {}",
+              a.describe(), b.describe());
+  cpu::Product product;
+  product.m = a.dim(transpose_a ? 1 : 0);
+  product.k = a.dim(transpose_a ? 0 : 1);
+  product.n = b.dim(transpose_b ? 0 : 1);
+  product.transpose_a = transpose_a;
+  product.transpose_b = transpose_b;
+  SHERD_CHECK(b.dim(transpose_b ? 1 : 0) == product.k,
+              "matmul: inner dimensions differ: {}{} by {}{}", a.describe(),
+              transpose_a ? " transposed" : "", b.describe(), transpose_b ? " transposed" : "");
+  return run(product, contiguous(a), contiguous(b), {});
+}
+
+Tensor linear_forward(const Tensor& input, const Tensor& weight, const Tensor& bias,
+                      Activation activation) {
+  SHERD_CHECK(weight.rank() == 2 && input.rank() >= 1 && input.dim(-1) == weight.dim(1),
+              "linear: input {} does not fit weight {} (out, in)", input.describe(),
+              weight.describe());
+  SHERD_CHECK(!bias.defined() || (bias.shape() == Shape{weight.dim(0)}),
+              "linear: bias {} does not fit weight {}", bias.describe(), weight.describe());
+  const Tensor rows = as_matrix(input);
+  cpu::Product product;
+  product.m = rows.dim(0);
+  product.n = weight.dim(0);
+  product.k = weight.dim(1);
+  product.transpose_b = true;
+  product.bias = bias.defined();
+  product.activation = activation;
+  return run(product, rows, contiguous(weight), bias)
+      .reshape(with_last(input.shape(), weight.dim(0)));
+}
+
+Tensor linear_backward_input(const Tensor& grad_output, const Tensor& weight) {
+  const Tensor rows = as_matrix(grad_output);
+  return matmul(rows, weight).reshape(with_last(grad_output.shape(), weight.dim(1)));
+}
+
+Tensor linear_backward_weight(const Tensor& grad_output, const Tensor& input) {
+  return matmul(as_matrix(grad_output), as_matrix(input), true, false);
+}
+
+Tensor linear_backward_bias(const Tensor& grad_output) {
+  const Tensor rows = as_matrix(grad_output);
+  Context& context = rows.context();
+  const Tensor out = Tensor::empty(context, {rows.dim(1)}, compute_dtype(rows.dtype()));
+  dispatch_floating(rows.dtype(), "linear_backward_bias", [&](auto zero) {
+    using T = decltype(zero);
+    const Tensor scratch =
+        workspace(context, cpu::column_sum_workspace_bytes<T>(rows.dim(0), rows.dim(1)));
+    if (context.is_meta()) return;
+    cpu::column_sum<T>(context.threads(), rows.dim(0), rows.dim(1), rows.data<T>(),
+                       out.data<cpu::acc_t<T>>(),
+                       static_cast<cpu::acc_t<T>*>(workspace_data(scratch)));
+  });
+  return out.dtype() == grad_output.dtype() ? out : cast(out, grad_output.dtype());
+}
+
+double measure_matmul_rate(Context& context, DType dtype, std::int64_t size, int repeats) {
+  using Clock = std::chrono::steady_clock;
+  const Tensor a = full(context, {size, size}, dtype, 0.5);
+  const Tensor b = full(context, {size, size}, dtype, 0.25);
+  matmul(a, b);
+  double best = 0.0;
+  for (int i = 0; i < repeats; ++i) {
+    const auto start = Clock::now();
+    matmul(a, b);
+    const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+    const auto n = static_cast<double>(size);
+    best = std::max(best, 2.0 * n * n * n / seconds);
+  }
+  return best;
+}
+
+}  // namespace sherd

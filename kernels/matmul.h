@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+// Matrix products. fp32 and bf16 run in oneDNN where the build has it, else in Eigen; fp64 always in
+// Eigen; fp16 (and bf16 without oneDNN) computes in fp32 and rounds once.
+//
+// Note [Matrix products and threads]
+// Unlike every other kernel, a product may add in another order with another thread count, so results
+// are reproducible bit for bit at a given thread count, which is logged and stored with a run.
+#pragma once
+
+#include <sherd/kernels/activation.h>
+#include <sherd/runtime/tensor.h>
+
+namespace sherd {
+
+// op(a) [m, k] times op(b) [k, n], where op transposes if asked; both of rank 2, same type.
+SHERD_API Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a = false,
+                        bool transpose_b = false);
+
+// activation(input weightᵀ + bias): input [..., K], weight [N, K], bias [N] or undefined → [..., N].
+// Bias and activation are applied inside the product where the library can.
+SHERD_API Tensor linear_forward(const Tensor& input, const Tensor& weight, const Tensor& bias,
+                                Activation activation = Activation::none);
+// grad_output [..., N], weight [N, K] → [..., K]
+SHERD_API Tensor linear_backward_input(const Tensor& grad_output, const Tensor& weight);
+// grad_output [..., N], input [..., K] → [N, K]
+SHERD_API Tensor linear_backward_weight(const Tensor& grad_output, const Tensor& input);
+// grad_output [..., N] → [N], summed in fp32 over fixed blocks of rows
+SHERD_API Tensor linear_backward_bias(const Tensor& grad_output);
+
+// fp32 and fp64 rates are compared with this: FLOP/s of a large square product on this context.
+SHERD_API double measure_matmul_rate(Context& context, DType dtype, std::int64_t size, int repeats);
+
+}  // namespace sherd

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/kernels/optimizer.h>
+
+#include <sherd/kernels/cpu/optimizers.h>
+#include <sherd/kernels/dispatch.h>
+
+#include <cmath>
+
+namespace sherd {
+namespace {
+
+// Optimizers keep their state and master weights in full precision.
+template <typename Body>
+void dispatch_master(const Tensor& parameter, const char* operation, const Body& body) {
+  switch (parameter.dtype()) {
+    case DType::f64: return body(double{});
+    case DType::f32: return body(float{});
+    default:
+      fail("{}: parameters must be fp32 or fp64, got {}", operation, parameter.describe());
+  }
+}
+
+void check_span(const char* operation, const Tensor& parameter, const Tensor& other) {
+  check_same(operation, parameter, other);
+  SHERD_CHECK(parameter.is_contiguous() && other.is_contiguous(),
+              "{}: parameter {} and its state must be contiguous", operation, parameter.describe());
+}
+
+}  // namespace
+
+void adamw_update(const Tensor& parameter, const Tensor& grad, const Tensor& exp_avg,
+                  const Tensor& exp_avg_sq, const AdamWStep& step) {
+  for (const Tensor* other : {&grad, &exp_avg, &exp_avg_sq}) {
+    check_span("adamw_update", parameter, *other);
+  }
+  for (const Tensor* written : {&parameter, &exp_avg, &exp_avg_sq}) {
+    written->storage().mark_modified();
+  }
+  Context& context = parameter.context();
+  if (context.is_meta()) return;
+  dispatch_master(parameter, "adamw_update", [&](auto zero) {
+    using T = decltype(zero);
+    cpu::AdamWArgs<T> args;
+    args.param = parameter.data<T>();
+    args.grad = grad.data<T>();
+    args.exp_avg = exp_avg.data<T>();
+    args.exp_avg_sq = exp_avg_sq.data<T>();
+    args.lr = step.lr;
+    args.beta1 = step.beta1;
+    args.beta2 = step.beta2;
+    args.eps = step.eps;
+    args.weight_decay = step.weight_decay;
+    args.bias_correction1 = 1.0 - std::pow(step.beta1, static_cast<double>(step.step));
+    args.sqrt_bias_correction2 =
+        std::sqrt(1.0 - std::pow(step.beta2, static_cast<double>(step.step)));
+    args.grad_scale = step.grad_scale;
+    cpu::adamw<T>(context.threads(), parameter.numel(), args);
+  });
+}
+
+void sgd_update(const Tensor& parameter, const Tensor& grad, const Tensor& momentum_buffer,
+                const SgdStep& step) {
+  check_span("sgd_update", parameter, grad);
+  if (step.momentum != 0.0) check_span("sgd_update", parameter, momentum_buffer);
+  parameter.storage().mark_modified();
+  Context& context = parameter.context();
+  if (context.is_meta()) return;
+  dispatch_master(parameter, "sgd_update", [&](auto zero) {
+    using T = decltype(zero);
+    cpu::SgdArgs<T> args;
+    args.param = parameter.data<T>();
+    args.grad = grad.data<T>();
+    if (step.momentum != 0.0) args.momentum_buffer = momentum_buffer.data<T>();
+    args.lr = step.lr;
+    args.momentum = step.momentum;
+    args.weight_decay = step.weight_decay;
+    args.nesterov = step.nesterov;
+    args.grad_scale = step.grad_scale;
+    cpu::sgd<T>(context.threads(), parameter.numel(), args);
+  });
+}
+
+}  // namespace sherd

@@ -1,0 +1,28 @@
+// SPDX-License-Identifier: Apache-2.0
+// Optimizer updates, in place on flat spans: an element gets the same bits wherever a shard is cut.
+#pragma once
+
+#include <sherd/runtime/tensor.h>
+
+namespace sherd {
+
+// AdamW (Loshchilov and Hutter, 2019), in PyTorch's order of operations.
+struct AdamWStep {
+  double lr, beta1, beta2, eps, weight_decay;
+  std::int64_t step;        // 1 for the first update
+  double grad_scale = 1.0;  // multiplies the gradient first (clipping, loss scale)
+};
+// All contiguous, same number of elements and type (fp32 or fp64).
+SHERD_API void adamw_update(const Tensor& parameter, const Tensor& grad, const Tensor& exp_avg,
+                            const Tensor& exp_avg_sq, const AdamWStep& step);
+
+struct SgdStep {
+  double lr, momentum, weight_decay;
+  bool nesterov;
+  double grad_scale = 1.0;
+};
+// momentum_buffer starts as zeros; it is undefined when step.momentum is 0.
+SHERD_API void sgd_update(const Tensor& parameter, const Tensor& grad, const Tensor& momentum_buffer,
+                          const SgdStep& step);
+
+}  // namespace sherd

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/kernels/tokens.h>
+
+#include <sherd/kernels/cpu/patchify.h>
+#include <sherd/kernels/cpu/tokens.h>
+#include <sherd/kernels/dispatch.h>
+#include <sherd/kernels/elementwise.h>
+
+namespace sherd {
+namespace {
+
+cpu::PatchShape patch_shape(const Shape& images, const PatchSize& patch) {
+  SHERD_CHECK(images.rank() == 4 || images.rank() == 5,
+              "patchify: expected images [B, C, H, W] or [B, C, T, H, W], got {}",
+              images.to_string());
+  cpu::PatchShape shape;
+  shape.batch = images.dim(0);
+  shape.channels = images.dim(1);
+  shape.time = images.rank() == 5 ? images.dim(2) : 1;
+  shape.height = images.dim(-2);
+  shape.width = images.dim(-1);
+  shape.patch_time = patch.frames;
+  shape.patch_height = patch.height;
+  shape.patch_width = patch.width;
+  SHERD_CHECK(patch.frames > 0 && patch.height > 0 && patch.width > 0 &&
+                  shape.time % patch.frames == 0 && shape.height % patch.height == 0 &&
+                  shape.width % patch.width == 0,
+              "patchify: images {} are not divisible into patches of {} x {} x {}",
+              images.to_string(), patch.frames, patch.height, patch.width);
+  return shape;
+}
+
+cpu::TokenShape token_shape(const Tensor& tokens) {
+  SHERD_CHECK(tokens.rank() == 3, "expected tokens [B, N, D], got {}", tokens.describe());
+  return {tokens.dim(0), tokens.dim(1), tokens.dim(2)};
+}
+
+}  // namespace
+
+Tensor patchify(const Tensor& images, const PatchSize& patch) {
+  const cpu::PatchShape shape = patch_shape(images.shape(), patch);
+  const Tensor x = contiguous(images);
+  Context& context = x.context();
+  const std::int64_t columns =
+      shape.channels * patch.frames * patch.height * patch.width;
+  const std::int64_t count = shape.time / patch.frames * (shape.height / patch.height) *
+                             (shape.width / patch.width);
+  const Tensor out = Tensor::empty(context, {shape.batch, count, columns}, x.dtype());
+  if (context.is_meta() || out.numel() == 0) return out;
+  cpu::patchify(context.threads(), shape, size_of(x.dtype()), x.raw_data(), out.raw_data());
+  return out;
+}
+
+Tensor unpatchify(const Tensor& patches, const Shape& images, const PatchSize& patch) {
+  const cpu::PatchShape shape = patch_shape(images, patch);
+  SHERD_CHECK(patches.numel() == images.numel(), "unpatchify: {} does not hold images {}",
+              patches.describe(), images.to_string());
+  const Tensor x = contiguous(patches);
+  Context& context = x.context();
+  const Tensor out = Tensor::empty(context, images, x.dtype());
+  if (context.is_meta() || out.numel() == 0) return out;
+  cpu::unpatchify(context.threads(), shape, size_of(x.dtype()), x.raw_data(), out.raw_data());
+  return out;
+}
+
+Tensor assemble_tokens(const Tensor& patches, const Tensor& class_token, const Tensor& position) {
+  const cpu::TokenShape shape = token_shape(patches);
+  const std::int64_t tokens = shape.tokens + (class_token.defined() ? 1 : 0);
+  SHERD_CHECK(!class_token.defined() || class_token.numel() == shape.dim,
+              "assemble_tokens: class token {} does not fit patches {}", class_token.describe(),
+              patches.describe());
+  SHERD_CHECK(position.numel() == tokens * shape.dim && position.dim(-1) == shape.dim,
+              "assemble_tokens: position embedding {} does not fit {} tokens of {} features",
+              position.describe(), tokens, shape.dim);
+  const Tensor x = contiguous(patches), pos = contiguous(position);
+  const Tensor cls = class_token.defined() ? contiguous(class_token) : class_token;
+  Context& context = x.context();
+  const Tensor out = Tensor::empty(context, {shape.batch, tokens, shape.dim}, x.dtype());
+  if (context.is_meta()) return out;
+  dispatch_floating(x.dtype(), "assemble_tokens", [&](auto zero) {
+    using T = decltype(zero);
+    cpu::AssembleTokens<T> p;
+    p.batch = shape.batch;
+    p.patch_tokens = shape.tokens;
+    p.dim = shape.dim;
+    p.patches = x.data<T>();
+    if (cls.defined()) p.cls = cls.data<T>();
+    p.pos = pos.data<T>();
+    p.out = out.data<T>();
+    cpu::assemble_tokens<T>(context.threads(), p);
+  });
+  return out;
+}
+
+TokenGradients assemble_tokens_backward(const Tensor& grad_output, bool has_class_token) {
+  const cpu::TokenShape shape = token_shape(grad_output);
+  const Tensor g = contiguous(grad_output);
+  Context& context = g.context();
+  const DType sums = compute_dtype(g.dtype());
+  const std::int64_t patch_tokens = shape.tokens - (has_class_token ? 1 : 0);
+  TokenGradients grads;
+  grads.patches = Tensor::empty(context, {shape.batch, patch_tokens, shape.dim}, g.dtype());
+  if (has_class_token) grads.class_token = Tensor::empty(context, {1, 1, shape.dim}, sums);
+  grads.position = Tensor::empty(context, {1, shape.tokens, shape.dim}, sums);
+  if (!context.is_meta()) {
+    dispatch_floating(g.dtype(), "assemble_tokens_backward", [&](auto zero) {
+      using T = decltype(zero);
+      cpu::AssembleTokensBackward<T> p;
+      p.batch = shape.batch;
+      p.patch_tokens = patch_tokens;
+      p.dim = shape.dim;
+      p.has_cls = has_class_token;
+      p.grad_out = g.data<T>();
+      p.grad_patches = grads.patches.data<T>();
+      if (has_class_token) p.grad_cls = grads.class_token.data<cpu::acc_t<T>>();
+      p.grad_pos = grads.position.data<cpu::acc_t<T>>();
+      cpu::assemble_tokens_backward<T>(context.threads(), p);
+    });
+  }
+  if (sums != g.dtype()) {
+    if (has_class_token) grads.class_token = cast(grads.class_token, g.dtype());
+    grads.position = cast(grads.position, g.dtype());
+  }
+  return grads;
+}
+
+Tensor select_token(const Tensor& tokens, std::int64_t index) {
+  const cpu::TokenShape shape = token_shape(tokens);
+  SHERD_CHECK(index >= 0 && index < shape.tokens, "select_token: token {} of {}", index,
+              tokens.describe());
+  const Tensor x = contiguous(tokens);
+  Context& context = x.context();
+  const Tensor out = Tensor::empty(context, {shape.batch, shape.dim}, x.dtype());
+  if (context.is_meta()) return out;
+  dispatch_floating(x.dtype(), "select_token", [&](auto zero) {
+    using T = decltype(zero);
+    cpu::select_token<T>(context.threads(), shape, index, x.data<T>(), out.data<T>());
+  });
+  return out;
+}
+
+Tensor select_token_backward(const Tensor& grad_output, std::int64_t count, std::int64_t index) {
+  const Tensor g = contiguous(grad_output);
+  Context& context = g.context();
+  const cpu::TokenShape shape{g.dim(0), count, g.dim(1)};
+  const Tensor out = Tensor::empty(context, {shape.batch, count, shape.dim}, g.dtype());
+  if (context.is_meta()) return out;
+  dispatch_floating(g.dtype(), "select_token_backward", [&](auto zero) {
+    using T = decltype(zero);
+    cpu::select_token_backward<T>(context.threads(), shape, index, g.data<T>(), out.data<T>());
+  });
+  return out;
+}
+
+Tensor mean_tokens(const Tensor& tokens, std::int64_t first) {
+  const cpu::TokenShape shape = token_shape(tokens);
+  SHERD_CHECK(first >= 0 && first < shape.tokens, "mean_tokens: from token {} of {}", first,
+              tokens.describe());
+  const Tensor x = contiguous(tokens);
+  Context& context = x.context();
+  const Tensor out = Tensor::empty(context, {shape.batch, shape.dim}, x.dtype());
+  if (context.is_meta()) return out;
+  dispatch_floating(x.dtype(), "mean_tokens", [&](auto zero) {
+    using T = decltype(zero);
+    cpu::mean_tokens<T>(context.threads(), shape, first, x.data<T>(), out.data<T>());
+  });
+  return out;
+}
+
+Tensor mean_tokens_backward(const Tensor& grad_output, std::int64_t count, std::int64_t first) {
+  const Tensor g = contiguous(grad_output);
+  Context& context = g.context();
+  const cpu::TokenShape shape{g.dim(0), count, g.dim(1)};
+  const Tensor out = Tensor::empty(context, {shape.batch, count, shape.dim}, g.dtype());
+  if (context.is_meta()) return out;
+  dispatch_floating(g.dtype(), "mean_tokens_backward", [&](auto zero) {
+    using T = decltype(zero);
+    cpu::mean_tokens_backward<T>(context.threads(), shape, first, g.data<T>(), out.data<T>());
+  });
+  return out;
+}
+
+}  // namespace sherd

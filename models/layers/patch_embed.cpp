@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/models/layers/patch_embed.h>
+
+#include <sherd/autograd/operations.h>
+
+#include <cmath>
+
+namespace sherd {
+namespace {
+
+// A convolution's own settings, under the key "proj" as timm has it.
+std::int64_t fan_in(std::int64_t channels, std::int64_t patch) {
+  return channels * patch * patch;
+}
+
+}  // namespace
+
+PatchEmbed::PatchEmbed(std::int64_t channels, std::int64_t patch, std::int64_t dim)
+    : patch_{1, patch, patch} {
+  const double bound = 1.0 / std::sqrt(static_cast<double>(fan_in(channels, patch)));
+  weight_ = register_parameter("proj.weight", {dim, channels, patch, patch},
+                               Initializer::uniform(bound), true);
+  bias_ = register_parameter("proj.bias", {dim}, Initializer::uniform(bound), false);
+}
+
+Variable PatchEmbed::forward(const Variable& images) {
+  const Variable weight = weight_->variable();
+  const Variable matrix = reshape(weight, {weight.dim(0), weight.tensor().numel() / weight.dim(0)});
+  return linear(patchify(images, patch_), matrix, bias_->variable());
+}
+
+}  // namespace sherd

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// Module: a tree of layers with named parameters. Children are ordered; hooks run before and after
+// forward; a child can be replaced. That is all a sharding engine needs, so a model never knows of
+// ranks.
+#pragma once
+
+#include <sherd/autograd/parameter.h>
+#include <sherd/autograd/variable.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace sherd {
+
+class SHERD_API Module {
+ public:
+  using Hook = std::function<Variable(Module&, const Variable&)>;
+
+  Module() = default;
+  virtual ~Module();
+  Module(const Module&) = delete;
+  Module& operator=(const Module&) = delete;
+
+  // Runs the pre-forward hooks (each may replace the input), forward, and the post-forward hooks (each
+  // may replace the output).
+  Variable operator()(const Variable& input);
+
+  void add_pre_forward_hook(Hook hook) { pre_hooks_.push_back(std::move(hook)); }
+  void add_post_forward_hook(Hook hook) { post_hooks_.push_back(std::move(hook)); }
+  void clear_hooks();  // of this module and everything below
+
+  // The path in the model ("blocks.3.attn"), given by assign_names; empty for the root.
+  const std::string& name() const { return name_; }
+  // Names every module and parameter below by its path. initialize() and load call it; call it again
+  // after replace_child.
+  void assign_names(const std::string& prefix = "");
+
+  const std::vector<std::pair<std::string, std::shared_ptr<Module>>>& children() const {
+    return children_;
+  }
+  std::shared_ptr<Module> child(const std::string& name) const;  // throws if there is none
+  void replace_child(const std::string& name, std::shared_ptr<Module> module);
+
+  // Every parameter below, each once (a tied one under its first name), in a fixed order: own ones
+  // first, then the children's.
+  std::vector<Parameter*> parameters() const;
+  // Own parameters and buffers by short name.
+  const std::vector<std::pair<std::string, std::shared_ptr<Parameter>>>& own_parameters() const {
+    return parameters_;
+  }
+  std::vector<std::pair<std::string, Tensor>> buffers() const;  // by full name
+  std::int64_t parameter_count() const;
+
+  // Allocates every parameter and fills it by its initialiser from the context's seed.
+  void initialize(Context& context, DType dtype);
+  void clear_gradients();
+
+  // Training mode turns dropout on. Holds for everything below.
+  void set_training(bool training);
+  bool training() const { return training_; }
+
+  // Calls visit for this module and everything below, parents first.
+  void for_each_module(const std::function<void(Module&)>& visit);
+
+ protected:
+  virtual Variable forward(const Variable& input) = 0;
+
+  std::shared_ptr<Parameter> register_parameter(const std::string& name, const Shape& shape,
+                                                const Initializer& initializer, bool weight_decay);
+  void register_parameter(const std::string& name, std::shared_ptr<Parameter> shared);  // tied
+  template <typename M>
+  std::shared_ptr<M> register_child(const std::string& name, std::shared_ptr<M> module) {
+    children_.emplace_back(name, module);
+    return module;
+  }
+  void register_buffer(const std::string& name, Tensor tensor);
+
+ private:
+  std::string name_;
+  bool training_ = true;
+  std::vector<std::pair<std::string, std::shared_ptr<Parameter>>> parameters_;
+  std::vector<std::pair<std::string, Tensor>> buffers_;
+  std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
+  std::vector<Hook> pre_hooks_, post_hooks_;
+};
+
+// Children run one after another.
+class SHERD_API Sequential : public Module {
+ public:
+  void append(const std::string& name, std::shared_ptr<Module> module);
+
+ protected:
+  Variable forward(const Variable& input) override;
+};
+
+}  // namespace sherd

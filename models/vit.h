@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Vision Transformer for classification (Dosovitskiy et al., 2021), pre-norm, with timm's parameter
+// names, so that its weights and timm's are the same file.
+//   images [B, C, H, W] → patches → blocks of attention and MLP → norm → token or mean → head → [B, K]
+#pragma once
+
+#include <sherd/models/layers/attention.h>
+#include <sherd/models/layers/layer_norm.h>
+#include <sherd/models/layers/mlp.h>
+#include <sherd/models/layers/patch_embed.h>
+#include <sherd/models/module.h>
+
+#include <string>
+#include <vector>
+
+namespace sherd {
+
+enum class Pooling : std::uint8_t { class_token, mean };
+
+struct ViTSettings {
+  std::int64_t image_height = 224, image_width = 224;
+  std::int64_t channels = 3;
+  std::int64_t patch = 16;
+  std::int64_t dim = 768;
+  std::int64_t depth = 12;
+  std::int64_t heads = 12;
+  std::int64_t head_dim = 0;  // 0: dim / heads
+  double mlp_ratio = 4.0;
+  std::int64_t classes = 1000;
+  Activation activation = Activation::gelu_erf;
+  bool qkv_bias = true;
+  double layer_norm_eps = 1e-6;
+  Pooling pooling = Pooling::class_token;
+  double drop = 0.0;       // after projections and inside the MLP
+  double drop_path = 0.0;  // of the last block; grows linearly from 0 over the depth
+
+  // Throws with the settings' names if they cannot make a model; fills head_dim.
+  SHERD_API void validate();
+  std::int64_t patches() const { return (image_height / patch) * (image_width / patch); }
+  std::int64_t tokens() const { return patches() + 1; }
+  std::int64_t hidden() const;  // width of the MLP
+};
+
+// Settings of a timm model name ("vit_base_patch16_224", tiny, small, base, large, huge_patch14).
+SHERD_API ViTSettings vit_preset(const std::string& name);
+SHERD_API std::vector<std::string> vit_preset_names();
+
+// x + attention(norm1(x)), then x + mlp(norm2(x)).
+class SHERD_API ViTBlock : public Module {
+ public:
+  ViTBlock(const ViTSettings& settings, double drop_path);
+
+ protected:
+  Variable forward(const Variable& tokens) override;
+
+ private:
+  double drop_path_;
+  std::shared_ptr<Module> norm1_, attention_, norm2_, mlp_;
+};
+
+class SHERD_API VisionTransformer : public Module {
+ public:
+  explicit VisionTransformer(ViTSettings settings);
+
+  const ViTSettings& settings() const { return settings_; }
+  Sequential& blocks() { return *blocks_; }
+  // FLOPs of the matrix products of one training step (forward and backward) on one image.
+  double training_flops_per_image() const;
+
+ protected:
+  Variable forward(const Variable& images) override;
+
+ private:
+  ViTSettings settings_;
+  std::shared_ptr<Parameter> class_token_, position_;
+  std::shared_ptr<PatchEmbed> patch_embed_;
+  std::shared_ptr<Sequential> blocks_;
+  std::shared_ptr<LayerNorm> norm_;
+  std::shared_ptr<Linear> head_;
+};
+
+}  // namespace sherd

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// Optimizers work on spans: flat pieces of parameters with their gradients. A whole model is one span
+// per parameter; a shard of it is one span per ShardSegment. Update rules are elementwise, so both give
+// an element the same bits.
+#pragma once
+
+#include <sherd/autograd/parameter.h>
+#include <sherd/runtime/tensor.h>
+
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+namespace sherd {
+
+struct ParameterSpan {
+  std::string name;     // of the parameter
+  Tensor value, grad;   // contiguous, same shape and type; grad undefined: no update, as in PyTorch
+  bool weight_decay = true;
+};
+
+// One span per trainable parameter, with its current gradient.
+SHERD_API std::vector<ParameterSpan> parameter_spans(std::span<Parameter* const> parameters);
+
+class SHERD_API Optimizer {
+ public:
+  virtual ~Optimizer();
+
+  // Allocates the state for these spans. step() must be called with the same spans in the same order.
+  virtual void prepare(std::span<const ParameterSpan> spans) = 0;
+  // One update. Gradients are multiplied by grad_scale first (clipping and loss scaling).
+  virtual void step(std::span<const ParameterSpan> spans, double lr, double grad_scale) = 0;
+  // State tensors by name, such as "head.weight.exp_avg".
+  virtual std::vector<std::pair<std::string, Tensor>> state() const = 0;
+
+  std::int64_t steps_done() const { return steps_; }
+
+ protected:
+  std::int64_t steps_ = 0;
+};
+
+struct AdamWSettings {
+  double beta1 = 0.9, beta2 = 0.999, eps = 1e-8;
+  double weight_decay = 0.05;  // times lr, on spans with weight_decay only (PyTorch's meaning)
+};
+SHERD_API std::unique_ptr<Optimizer> make_adamw(const AdamWSettings& settings);
+
+struct SgdSettings {
+  double momentum = 0.9;
+  bool nesterov = false;
+  double weight_decay = 0.0;
+};
+SHERD_API std::unique_ptr<Optimizer> make_sgd(const SgdSettings& settings);
+
+// 2-norm over all gradients, from an exact sum, so that no split into tensors, shards or ranks can
+// change a bit of it. NaN if a gradient is not finite. On meta it reads 1.
+SHERD_API double gradient_norm(std::span<const ParameterSpan> spans);
+// The factor that brings gradients of this norm to at most max_norm (PyTorch's clip_grad_norm_):
+// min(1, max_norm / (norm + 1e-6)); 1 when max_norm is 0, meaning no clipping.
+SHERD_API double clip_factor(double norm, double max_norm);
+
+}  // namespace sherd

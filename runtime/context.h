@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: Apache-2.0
+// Context: everything that changes while a rank computes. One per rank; several live in one process
+// without knowing of each other (ranks as threads, or two models of an embedding program). There are
+// no mutable globals and no thread-locals elsewhere.
+//
+// A context is used by one host thread at a time, and outlives its tensors.
+#pragma once
+
+#include <sherd/runtime/allocator.h>
+#include <sherd/runtime/device.h>
+#include <sherd/runtime/philox.h>
+#include <sherd/runtime/stream.h>
+#include <sherd/runtime/trace.h>
+
+#include <memory>
+#include <typeindex>
+#include <unordered_map>
+
+namespace sherd {
+
+class Tape;
+
+struct ContextOptions {
+  Device device = Device::cpu;
+  int threads = 0;               // CPU threads of this context's kernels; 0: all of this process
+  std::uint64_t seed = 0;        // of every random number
+  std::size_t memory_limit = 0;  // bytes the allocator may reserve; 0: no limit
+  int rank = 0;                  // named in traces
+};
+
+// Which part of the training the random numbers of a forward pass belong to. Dropout is keyed by it,
+// so that it depends on the step and on a sample's place in the global batch, never on the rank.
+struct RandomPosition {
+  std::uint64_t step = 0;
+  std::int64_t first_sample = 0;  // place in the global batch of this forward pass's first sample
+};
+
+// What kernels have done, counted on every device (on meta it is all they do).
+struct WorkCounters {
+  std::int64_t matmul_flops = 0;     // 2 m n k of every matrix product
+  std::int64_t attention_flops = 0;  // of the products inside attention, recomputation included
+};
+
+class SHERD_API Context {
+ public:
+  explicit Context(const ContextOptions& options = {});
+  ~Context();
+  Context(const Context&) = delete;
+  Context& operator=(const Context&) = delete;
+
+  Device device() const { return options_.device; }
+  bool is_meta() const { return options_.device == Device::meta; }
+  int threads() const { return options_.threads; }
+  std::uint64_t seed() const { return options_.seed; }
+  int rank() const { return options_.rank; }
+
+  Allocator& allocator() { return *allocator_; }
+  const std::shared_ptr<Allocator>& shared_allocator() const { return allocator_; }
+  Ledger& ledger() { return allocator_->ledger(); }
+  Stream& compute_stream() { return *compute_stream_; }
+  Trace& trace() { return *trace_; }
+  WorkCounters& work() { return work_; }
+
+  // The tape that operations record on; null where nothing is recorded. Set through TapeScope.
+  Tape* tape() const { return tape_; }
+  void set_tape(Tape* tape) { tape_ = tape; }
+
+  const RandomPosition& random_position() const { return random_position_; }
+  void set_random_position(const RandomPosition& position) { random_position_ = position; }
+
+  // State that a layer above keeps with the context, made on first use (such as a cache of compiled
+  // matrix products). It dies with the context.
+  template <typename T>
+  T& attachment() {
+    std::shared_ptr<void>& slot = attachments_[std::type_index(typeid(T))];
+    if (!slot) slot = std::make_shared<T>();
+    return *static_cast<T*>(slot.get());
+  }
+
+ private:
+  ContextOptions options_;
+  std::shared_ptr<Allocator> allocator_;
+  std::unique_ptr<Trace> trace_;
+  std::unique_ptr<Stream> compute_stream_;
+  WorkCounters work_;
+  Tape* tape_ = nullptr;
+  RandomPosition random_position_;
+  std::unordered_map<std::type_index, std::shared_ptr<void>> attachments_;
+};
+
+// CPU threads this process may use (its affinity mask).
+SHERD_API int available_threads();
+
+// The library thread pools (OpenMP's, which oneDNN and Eigen share) follow a setting of the calling
+// thread. This sets it to a context's count and restores the caller's own when it ends.
+class SHERD_API ThreadCountScope {
+ public:
+  explicit ThreadCountScope(int threads);
+  ~ThreadCountScope();
+  ThreadCountScope(const ThreadCountScope&) = delete;
+  ThreadCountScope& operator=(const ThreadCountScope&) = delete;
+
+ private:
+  int previous_;
+};
+
+}  // namespace sherd

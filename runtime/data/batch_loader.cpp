@@ -1,0 +1,338 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/runtime/data/batch_loader.h>
+#include <sherd/runtime/error.h>
+#include <sherd/runtime/philox.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <condition_variable>
+#include <exception>
+#include <mutex>
+#include <numeric>
+#include <system_error>
+#include <thread>
+#include <utility>
+
+namespace sherd {
+namespace {
+
+// Normalised values of every channel and byte: table[256 * channel + byte].
+template <typename T>
+std::vector<T> normalisation_table(std::int64_t channels, const BatchLoaderOptions& options) {
+  std::vector<T> table;
+  table.reserve(static_cast<std::size_t>(256 * channels));
+  for (std::size_t channel = 0; channel < static_cast<std::size_t>(channels); ++channel) {
+    const double mean = options.mean.empty() ? 0.0 : options.mean[channel];
+    const double stddev = options.stddev.empty() ? 1.0 : options.stddev[channel];
+    for (int byte = 0; byte < 256; ++byte) {
+      table.push_back(static_cast<T>((byte / 255.0 - mean) / stddev));
+    }
+  }
+  return table;
+}
+
+template <typename T>
+void normalise(const std::uint8_t* pixels, std::int64_t channels, std::int64_t plane,
+               const std::vector<T>& table, T* out) {
+  for (std::int64_t channel = 0; channel < channels; ++channel) {
+    const T* values = table.data() + 256 * channel;
+    for (std::int64_t i = 0; i < plane; ++i) out[i] = values[pixels[i]];
+    pixels += plane;
+    out += plane;
+  }
+}
+
+void check_options(const ImageDataset& dataset, const BatchLoaderOptions& options) {
+  SHERD_CHECK(options.batch_size >= 1, "batch loader: batch_size is {}, expected at least 1",
+              options.batch_size);
+  SHERD_CHECK(dataset.size() >= 1, "batch loader: dataset '{}' has no samples", dataset.name());
+  SHERD_CHECK(!options.drop_last || dataset.size() >= options.batch_size,
+              "batch loader: dataset '{}' has {} samples, less than one batch of {}, and drop_last "
+              "leaves none: use a smaller batch size or keep the last batch",
+              dataset.name(), dataset.size(), options.batch_size);
+  SHERD_CHECK(options.workers >= 0 && options.workers <= 1024,
+              "batch loader: workers is {}, expected 0 to 1024", options.workers);
+  SHERD_CHECK(options.prefetch >= 1, "batch loader: prefetch is {}, expected at least 1",
+              options.prefetch);
+  for (const auto& [values, name] :
+       {std::pair(&options.mean, "mean"), std::pair(&options.stddev, "stddev")}) {
+    SHERD_CHECK(values->empty() || std::cmp_equal(values->size(), dataset.channels()),
+                "batch loader: {} has {} values, but the images of dataset '{}' have {} channels",
+                name, values->size(), dataset.name(), dataset.channels());
+    const bool finite = std::ranges::all_of(*values, [](double v) { return std::isfinite(v); });
+    SHERD_CHECK(finite, "batch loader: {} = [{}] is not finite", name, fmt::join(*values, ", "));
+  }
+  SHERD_CHECK(std::ranges::all_of(options.stddev, [](double v) { return v > 0; }),
+              "batch loader: stddev = [{}] must be above 0", fmt::join(options.stddev, ", "));
+  const std::int64_t begin = options.slice_begin;
+  const std::int64_t size = options.slice_size;
+  SHERD_CHECK(begin >= 0 && begin < options.batch_size && size != 0 && size >= -1 &&
+                  size <= options.batch_size - begin,
+              "batch loader: a slice of {} samples from {} does not lie within a batch of {}", size,
+              begin, options.batch_size);
+}
+
+}  // namespace
+
+std::vector<std::int64_t> epoch_order(std::uint64_t seed, std::int64_t epoch, std::int64_t size) {
+  SHERD_CHECK(size >= 0, "epoch_order: size is {}, expected at least 0", size);
+  std::vector<std::int64_t> order(static_cast<std::size_t>(size));
+  std::iota(order.begin(), order.end(), 0);
+  const RandomStream stream(seed, "order", "samples", static_cast<std::uint64_t>(epoch));
+  for (std::size_t i = order.size(); i-- > 1;) {
+    std::swap(order[i], order[stream.below(i, i + 1)]);
+  }
+  return order;
+}
+
+// Note [Ring of batches]
+// Batches of an epoch are numbered 0 .. batch_count_ from its start; batch k lives in slot
+// k % slots. Under mutex_, three counters only grow:
+//   released_ <= delivered_ <= claimed_ <= released_ + slots
+// A worker claims the next number while the ring has room, fills the slot without the lock and
+// marks it ready; next() waits for slot delivered_. The batch last delivered keeps its slot until
+// the next call releases it. A slot belongs to one thread at a time: its worker from claim to
+// ready, then the caller. Order and counters are reset only while no worker is inside a slot
+// (filling_ == 0).
+class BatchLoader::Impl {
+ public:
+  Impl(std::shared_ptr<const ImageDataset> dataset, const BatchLoaderOptions& options)
+      : dataset_(std::move(dataset)), options_(options) {
+    SHERD_CHECK(dataset_ != nullptr, "batch loader: no dataset");
+    check_options(*dataset_, options_);
+    slice_size_ =
+        options_.slice_size >= 0 ? options_.slice_size : options_.batch_size - options_.slice_begin;
+    // A slice longer than the dataset never fills.
+    slice_size_ = std::min(slice_size_, dataset_->size());
+    if (options_.f64) {
+      table_f64_ = normalisation_table<double>(dataset_->channels(), options_);
+    } else {
+      table_ = normalisation_table<float>(dataset_->channels(), options_);
+    }
+    slots_.resize(static_cast<std::size_t>(options_.workers > 0 ? options_.prefetch : 1));
+    const auto samples = static_cast<std::size_t>(slice_size_);
+    const std::size_t values = samples * static_cast<std::size_t>(dataset_->pixels());
+    for (Slot& slot : slots_) {
+      slot.labels.resize(samples);
+      slot.samples.resize(samples);
+      if (options_.f64) {
+        slot.images_f64.resize(values);
+      } else {
+        slot.images.resize(values);
+      }
+    }
+    // One image for each thread that fills batches: the workers, or else the caller.
+    pixels_.resize(static_cast<std::size_t>(std::max(options_.workers, 1)));
+    for (auto& image : pixels_) image.resize(static_cast<std::size_t>(dataset_->pixels()));
+    start_workers();
+  }
+
+  ~Impl() { stop_workers(); }
+
+  void start_epoch(std::int64_t epoch, std::int64_t position) {
+    SHERD_CHECK(epoch >= 0 && position >= 0 && position <= dataset_->size(),
+                "batch loader: cannot start epoch {} at sample {} of {}", epoch, position,
+                dataset_->size());
+    std::vector<std::int64_t> order;
+    if (options_.shuffle) order = epoch_order(options_.seed, epoch, dataset_->size());
+    std::unique_lock lock(mutex_);
+    batch_count_ = claimed_;  // nothing more to claim
+    changed_.wait(lock, [&] { return filling_ == 0; });
+    for (Slot& slot : slots_) {
+      slot.ready = false;
+      slot.error = nullptr;
+    }
+    order_ = std::move(order);
+    epoch_ = epoch;
+    start_ = position;
+    const std::int64_t left = dataset_->size() - position;
+    batch_count_ = left / options_.batch_size;
+    if (!options_.drop_last && left % options_.batch_size != 0) ++batch_count_;
+    released_ = delivered_ = claimed_ = 0;
+    started_ = true;
+    changed_.notify_all();
+  }
+
+  const Batch* next() {
+    std::unique_lock lock(mutex_);
+    SHERD_CHECK(started_, "batch loader: call start_epoch() before next()");
+    if (released_ < delivered_) {
+      slot_of(released_).ready = false;
+      released_ = delivered_;
+      changed_.notify_all();
+    }
+    if (delivered_ == batch_count_) return nullptr;
+    Slot& slot = slot_of(delivered_);
+    if (options_.workers == 0) {
+      fill(slot, delivered_, pixels_[0].data());
+    } else {
+      changed_.wait(lock, [&] { return slot.ready; });
+      if (slot.error) std::rethrow_exception(slot.error);
+    }
+    ++delivered_;
+    return &slot.batch;
+  }
+
+  std::int64_t batches_per_epoch() const {
+    const std::int64_t full = dataset_->size() / options_.batch_size;
+    const bool partial = dataset_->size() % options_.batch_size != 0 && !options_.drop_last;
+    return full + (partial ? 1 : 0);
+  }
+
+  std::int64_t buffer_bytes() const {
+    const std::int64_t value = options_.f64 ? sizeof(double) : sizeof(float);
+    const std::int64_t sample = dataset_->pixels() * value + 2 * std::int64_t{sizeof(std::int64_t)};
+    return std::ssize(slots_) * slice_size_ * sample;
+  }
+
+ private:
+  struct Slot {
+    std::vector<float> images;
+    std::vector<double> images_f64;
+    std::vector<std::int64_t> labels;
+    std::vector<std::int64_t> samples;
+    Batch batch;
+    bool ready = false;
+    std::exception_ptr error;
+  };
+
+  Slot& slot_of(std::int64_t number) {
+    return slots_[static_cast<std::size_t>(number) % slots_.size()];
+  }
+
+  // pixels: room for one image.
+  void fill(Slot& slot, std::int64_t number, std::uint8_t* pixels) const {
+    Batch& batch = slot.batch;
+    batch.epoch = epoch_;
+    batch.position = start_ + number * options_.batch_size;
+    batch.index = batch.position / options_.batch_size;
+    batch.global_size = std::min(options_.batch_size, dataset_->size() - batch.position);
+    batch.size = std::clamp(batch.global_size - options_.slice_begin, std::int64_t{0}, slice_size_);
+    const std::int64_t channels = dataset_->channels();
+    const std::int64_t plane = dataset_->height() * dataset_->width();
+    for (std::int64_t i = 0; i < batch.size; ++i) {
+      if (stop_.load(std::memory_order_relaxed)) return;  // nobody will look at this batch
+      const std::int64_t at = batch.position + options_.slice_begin + i;
+      const std::int64_t sample = options_.shuffle ? order_[static_cast<std::size_t>(at)] : at;
+      const std::int64_t label = dataset_->label(sample);
+      SHERD_CHECK(label >= 0 && label < dataset_->classes(),
+                  "dataset '{}': label {} of sample {} is out of range: expected 0 to {}",
+                  dataset_->name(), label, sample, dataset_->classes() - 1);
+      slot.samples[static_cast<std::size_t>(i)] = sample;
+      slot.labels[static_cast<std::size_t>(i)] = label;
+      dataset_->get(sample, pixels);
+      const std::int64_t offset = i * dataset_->pixels();
+      if (options_.f64) {
+        normalise(pixels, channels, plane, table_f64_, slot.images_f64.data() + offset);
+      } else {
+        normalise(pixels, channels, plane, table_, slot.images.data() + offset);
+      }
+    }
+    const auto size = static_cast<std::size_t>(batch.size);
+    const std::size_t values = size * static_cast<std::size_t>(dataset_->pixels());
+    if (options_.f64) {
+      batch.images_f64 = std::span(slot.images_f64).first(values);
+    } else {
+      batch.images = std::span(slot.images).first(values);
+    }
+    batch.labels = std::span(slot.labels).first(size);
+    batch.samples = std::span(slot.samples).first(size);
+  }
+
+  void work(std::uint8_t* pixels) {
+    std::unique_lock lock(mutex_);
+    for (;;) {
+      changed_.wait(lock, [&] {
+        return stop_ || (claimed_ < batch_count_ && claimed_ < released_ + std::ssize(slots_));
+      });
+      if (stop_) return;
+      const std::int64_t number = claimed_++;
+      ++filling_;
+      Slot& slot = slot_of(number);
+      lock.unlock();
+      std::exception_ptr error;
+      try {
+        fill(slot, number, pixels);
+      } catch (...) {
+        error = std::current_exception();
+      }
+      lock.lock();
+      slot.error = std::move(error);
+      slot.ready = true;
+      --filling_;
+      changed_.notify_all();
+    }
+  }
+
+  void start_workers() {
+    try {
+      for (int i = 0; i < options_.workers; ++i) {
+        threads_.emplace_back(
+            [this, pixels = pixels_[static_cast<std::size_t>(i)].data()] { work(pixels); });
+      }
+    } catch (const std::system_error& error) {
+      const std::size_t started = threads_.size();
+      stop_workers();
+      fail("batch loader: cannot start worker {} of {}: {}; use fewer workers", started + 1,
+           options_.workers, error.what());
+    }
+  }
+
+  void stop_workers() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
+  }
+
+  std::shared_ptr<const ImageDataset> dataset_;
+  BatchLoaderOptions options_;
+  std::int64_t slice_size_ = 0;
+  std::vector<float> table_;
+  std::vector<double> table_f64_;
+  std::vector<std::vector<std::uint8_t>> pixels_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::vector<Slot> slots_;
+  std::vector<std::int64_t> order_;
+  std::int64_t epoch_ = 0;
+  std::int64_t start_ = 0;  // position of batch 0
+  std::int64_t batch_count_ = 0;
+  std::int64_t released_ = 0;
+  std::int64_t delivered_ = 0;
+  std::int64_t claimed_ = 0;
+  int filling_ = 0;
+  bool started_ = false;
+  std::atomic<bool> stop_ = false;  // read within a batch too
+  std::vector<std::thread> threads_;
+};
+
+BatchLoader::BatchLoader(std::shared_ptr<const ImageDataset> dataset,
+                         const BatchLoaderOptions& options)
+    : impl_(std::make_unique<Impl>(std::move(dataset), options)) {}
+
+BatchLoader::~BatchLoader() = default;
+
+void BatchLoader::start_epoch(std::int64_t epoch, std::int64_t position) {
+  impl_->start_epoch(epoch, position);
+}
+
+const Batch* BatchLoader::next() {
+  return impl_->next();
+}
+
+std::int64_t BatchLoader::batches_per_epoch() const {
+  return impl_->batches_per_epoch();
+}
+
+std::int64_t BatchLoader::buffer_bytes() const {
+  return impl_->buffer_bytes();
+}
+
+}  // namespace sherd

@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// Storage: the bytes behind tensors, with an identity apart from them. A sharded parameter's gathered
+// bytes can be released and brought back under the same storage without counting as a modification,
+// while a real in-place write does count (the version lets autograd notice an overwritten input).
+#pragma once
+
+#include <sherd/runtime/allocator.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace sherd {
+
+class Context;
+
+class SHERD_API Storage {
+ public:
+  static std::shared_ptr<Storage> allocate(Context& context, std::size_t bytes,
+                                           MemoryCategory category);
+  // Bytes owned by somebody else, not counted in the ledger; `deleter` runs when the last tensor
+  // over them dies.
+  static std::shared_ptr<Storage> from_blob(Context& context, void* data, std::size_t bytes,
+                                            std::function<void()> deleter);
+  ~Storage();
+  Storage(const Storage&) = delete;
+  Storage& operator=(const Storage&) = delete;
+
+  Context& context() const { return *context_; }
+  std::size_t bytes() const { return bytes_; }
+  MemoryCategory category() const { return category_; }
+  void set_category(MemoryCategory category);  // moves the bytes in the ledger
+
+  // Throws on meta (there is nothing to read) and when released.
+  void* data() const;
+
+  bool released() const { return released_; }
+  void release();  // gives the bytes back; the storage and its version stay
+  void restore();  // allocates bytes again, with undefined contents
+
+  std::uint64_t version() const { return version_; }
+  void mark_modified() { ++version_; }
+
+  // The bytes are not reused before this event, even if released earlier.
+  void record_use(Event event) { pending_.push_back(std::move(event)); }
+
+  // Named in the error about reading released bytes ("unit blocks.3").
+  void set_owner(std::string owner) { owner_ = std::move(owner); }
+  const std::string& owner() const { return owner_; }
+
+ private:
+  Storage(Context& context, std::size_t bytes, MemoryCategory category);
+
+  Context* context_;
+  std::shared_ptr<Allocator> allocator_;
+  std::size_t bytes_;
+  MemoryCategory category_;
+  MemoryBlock block_;
+  std::function<void()> deleter_;  // set for from_blob only
+  bool external_ = false;
+  bool released_ = false;
+  std::uint64_t version_ = 0;
+  std::vector<Event> pending_;
+  std::string owner_;
+};
+
+}  // namespace sherd

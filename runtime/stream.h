@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: Apache-2.0
+// Streams run work in order; events order work between streams.
+//
+//   in_place  runs the work at once on the calling thread: the compute stream of a CPU.
+//   worker    a thread of its own that executes in order: gather and reduce streams of a CPU.
+//   meta      runs nothing; every event is already done.
+//
+// Work handed to a stream captures raw pointers, never owning handles of tensors: memory is counted
+// and released by the host thread alone (Storage::record_use keeps the bytes from being reused early).
+#pragma once
+
+#include <sherd/runtime/api.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+
+namespace sherd {
+
+// A point in a stream's work. A default-made event is done.
+class SHERD_API Event {
+ public:
+  bool done() const;
+  void wait() const;  // blocks the calling thread
+
+ private:
+  friend class Stream;
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+class SHERD_API Stream {
+ public:
+  enum class Kind { in_place, worker, meta };
+
+  Stream(Kind kind, std::string name);
+  ~Stream();  // waits for the work that was handed over
+  Stream(const Stream&) = delete;
+  Stream& operator=(const Stream&) = delete;
+
+  const std::string& name() const { return name_; }
+  void enqueue(std::function<void()> work);
+  Event record();                 // done once everything enqueued so far has run
+  void wait(const Event& event);  // work enqueued later starts after the event
+  // Blocks until all work has run. An exception thrown by work is rethrown here (and work enqueued
+  // after it is dropped, so that nothing computes on half-made data).
+  void synchronize();
+
+ private:
+  struct Worker;
+  Kind kind_;
+  std::string name_;
+  std::unique_ptr<Worker> worker_;
+};
+
+}  // namespace sherd

@@ -1,0 +1,159 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/runtime/tensor.h>
+
+#include <algorithm>
+#include <cstring>
+
+namespace sherd {
+
+Tensor::Tensor(std::shared_ptr<Storage> storage, const Shape& shape, const Strides& strides,
+               std::int64_t offset, DType dtype)
+    : storage_(std::move(storage)),
+      shape_(shape),
+      strides_(strides),
+      offset_(offset),
+      dtype_(dtype) {}
+
+Tensor Tensor::empty(Context& context, const Shape& shape, DType dtype, MemoryCategory category) {
+  const std::size_t bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
+  return {Storage::allocate(context, bytes, category), shape, contiguous_strides(shape), 0, dtype};
+}
+
+Tensor Tensor::zeros(Context& context, const Shape& shape, DType dtype, MemoryCategory category) {
+  Tensor tensor = empty(context, shape, dtype, category);
+  if (!context.is_meta() && tensor.storage_->bytes() > 0) {
+    std::memset(tensor.raw_data(), 0, tensor.storage_->bytes());
+  }
+  return tensor;
+}
+
+Tensor Tensor::from_blob(Context& context, void* data, const Shape& shape, DType dtype,
+                         std::function<void()> deleter) {
+  const std::size_t bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
+  return {Storage::from_blob(context, data, bytes, std::move(deleter)), shape,
+          contiguous_strides(shape), 0, dtype};
+}
+
+Storage& Tensor::storage() const {
+  SHERD_CHECK(storage_ != nullptr, "use of an undefined tensor");
+  return *storage_;
+}
+
+std::int64_t Tensor::stride(int index) const {
+  const int at = index < 0 ? index + rank() : index;
+  SHERD_CHECK(at >= 0 && at < rank(), "stride {} of a tensor of rank {}", index, rank());
+  return strides_[static_cast<std::size_t>(at)];
+}
+
+bool Tensor::is_contiguous() const {
+  std::int64_t expected = 1;
+  for (int i = rank() - 1; i >= 0; --i) {
+    if (dim(i) == 1) continue;
+    if (stride(i) != expected) return false;
+    expected *= dim(i);
+  }
+  return true;
+}
+
+void* Tensor::raw_data() const {
+  auto* bytes = static_cast<std::byte*>(storage().data());
+  return bytes + static_cast<std::size_t>(offset_) * size_of(dtype_);
+}
+
+Tensor Tensor::reshape(const Shape& shape) const {
+  SHERD_CHECK(is_contiguous(), "reshape: {} is not contiguous", describe());
+  SHERD_CHECK(shape.numel() == numel(), "reshape: {} to {} changes the number of elements",
+              describe(), shape.to_string());
+  return {storage_, shape, contiguous_strides(shape), offset_, dtype_};
+}
+
+Tensor Tensor::permute(std::span<const int> order) const {
+  SHERD_CHECK(static_cast<int>(order.size()) == rank(), "permute: {} dimensions given for {}",
+              order.size(), describe());
+  std::array<std::int64_t, Shape::kMaxRank> dims{};
+  Strides strides{};
+  unsigned seen = 0;
+  std::size_t to = 0;
+  for (const int from : order) {
+    SHERD_CHECK(from >= 0 && from < rank() && !(seen & (1u << from)),
+                "permute: the order is not a permutation of {} dimensions", rank());
+    seen |= 1u << from;
+    dims[to] = dim(from);
+    strides[to++] = stride(from);
+  }
+  return {storage_, Shape(std::span<const std::int64_t>(dims.data(), to)), strides, offset_, dtype_};
+}
+
+Tensor Tensor::slice(int dim, std::int64_t begin, std::int64_t end) const {
+  const int at = dim < 0 ? dim + rank() : dim;
+  SHERD_CHECK(begin >= 0 && begin <= end && end <= this->dim(at),
+              "slice: [{}, {}) of dimension {} of {}", begin, end, dim, describe());
+  std::array<std::int64_t, Shape::kMaxRank> dims{};
+  std::ranges::copy(shape_.dims(), dims.begin());
+  dims[static_cast<std::size_t>(at)] = end - begin;
+  const Shape shape(std::span<const std::int64_t>(dims.data(), static_cast<std::size_t>(rank())));
+  return {storage_, shape, strides_, offset_ + begin * stride(at), dtype_};
+}
+
+Tensor Tensor::select(int dim, std::int64_t index) const {
+  const int at = dim < 0 ? dim + rank() : dim;
+  SHERD_CHECK(index >= 0 && index < this->dim(at), "select: index {} of dimension {} of {}", index,
+              dim, describe());
+  std::array<std::int64_t, Shape::kMaxRank> dims{};
+  Strides strides{};
+  std::size_t to = 0;
+  for (int i = 0; i < rank(); ++i) {
+    if (i == at) continue;
+    dims[to] = this->dim(i);
+    strides[to++] = stride(i);
+  }
+  return {storage_, Shape(std::span<const std::int64_t>(dims.data(), to)), strides,
+          offset_ + index * stride(at), dtype_};
+}
+
+Tensor Tensor::expand(const Shape& shape) const {
+  SHERD_CHECK(shape.rank() == rank(), "expand: {} to {} changes the rank", describe(),
+              shape.to_string());
+  Strides strides = strides_;
+  for (int i = 0; i < rank(); ++i) {
+    SHERD_CHECK(dim(i) == shape.dim(i) || dim(i) == 1, "expand: dimension {} of {} to {}", i,
+                describe(), shape.to_string());
+    if (dim(i) != shape.dim(i)) strides[static_cast<std::size_t>(i)] = 0;
+  }
+  return {storage_, shape, strides, offset_, dtype_};
+}
+
+void Tensor::copy_from_host(const void* values, std::size_t bytes) const {
+  SHERD_CHECK(is_contiguous(), "copy_from_host: {} is not contiguous", describe());
+  const std::size_t expected = static_cast<std::size_t>(numel()) * size_of(dtype_);
+  SHERD_CHECK(bytes == expected, "copy_from_host: {} needs {} bytes, got {}", describe(), expected,
+              bytes);
+  storage().mark_modified();
+  if (!context().is_meta() && bytes > 0) std::memcpy(raw_data(), values, bytes);
+}
+
+void Tensor::copy_to_host(void* values, std::size_t bytes) const {
+  SHERD_CHECK(is_contiguous(), "copy_to_host: {} is not contiguous", describe());
+  const std::size_t expected = static_cast<std::size_t>(numel()) * size_of(dtype_);
+  SHERD_CHECK(bytes == expected, "copy_to_host: {} holds {} bytes, got room for {}", describe(),
+              expected, bytes);
+  if (bytes > 0) std::memcpy(values, raw_data(), bytes);
+}
+
+double Tensor::item() const {
+  SHERD_CHECK(numel() == 1, "item: {} does not hold exactly one element", describe());
+  switch (dtype_) {
+    case DType::f64: return *data<double>();
+    case DType::f32: return *data<float>();
+    case DType::f16: return static_cast<float>(*data<f16>());
+    case DType::bf16: return static_cast<float>(*data<bf16>());
+    default: fail("item: {} is not floating", describe());
+  }
+}
+
+std::string Tensor::describe() const {
+  if (!defined()) return "undefined tensor";
+  return fmt::format("{} {}", name_of(dtype_), shape_.to_string());
+}
+
+}  // namespace sherd

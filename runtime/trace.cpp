@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
+#include <sherd/runtime/error.h>
+#include <sherd/runtime/trace.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <cmath>
+#include <cstdio>
+#include <exception>
+#include <memory>
+#include <nlohmann/json.hpp>
+#include <system_error>
+#include <utility>
+
+namespace sherd {
+namespace {
+
+using Json = nlohmann::ordered_json;
+
+std::string system_message(int code) {
+  return std::generic_category().message(code);  // std::strerror is not thread-safe
+}
+
+// A file that appears under its name only when it is complete.
+class ReplacedFile {
+ public:
+  explicit ReplacedFile(const std::filesystem::path& path) : path_(path.string()) {
+    // Mode x fails where the name is taken: by another writer, or one that was killed.
+    for (int attempt = 0; attempt < 100 && file_ == nullptr; ++attempt) {
+      temporary_ = fmt::format("{}.tmp-{}-{}", path_, ::getpid(), attempt);
+      file_ = std::fopen(temporary_.c_str(), "wxe");
+      if (file_ == nullptr && errno != EEXIST) break;
+    }
+    if (file_ == nullptr) {
+      const int code = errno;
+      fail("cannot write trace '{}': creating '{}': {}", path_, temporary_, system_message(code));
+    }
+  }
+  ~ReplacedFile() {
+    if (file_ != nullptr) std::fclose(file_);
+    if (!placed_) std::remove(temporary_.c_str());
+  }
+  ReplacedFile(const ReplacedFile&) = delete;
+  ReplacedFile& operator=(const ReplacedFile&) = delete;
+
+  void write(const std::string& text) {
+    if (std::fwrite(text.data(), 1, text.size(), file_) != text.size()) fail_with(errno);
+  }
+  void place() {
+    if (std::fclose(std::exchange(file_, nullptr)) != 0) fail_with(errno);
+    if (std::rename(temporary_.c_str(), path_.c_str()) != 0) fail_with(errno);
+    placed_ = true;
+  }
+
+ private:
+  [[noreturn]] void fail_with(int code) const {
+    fail("cannot write trace '{}': {}", path_, system_message(code));
+  }
+
+  std::string path_;
+  std::string temporary_;
+  std::FILE* file_ = nullptr;
+  bool placed_ = false;
+};
+
+// Names may hold any bytes; what is not UTF-8 becomes U+FFFD, as JSON must be UTF-8.
+std::string dump(const Json& json) {
+  return json.dump(-1, ' ', false, Json::error_handler_t::replace);
+}
+
+Json metadata(const char* what, int rank, std::size_t track, Json args) {
+  return {{"name", what}, {"ph", "M"}, {"pid", rank}, {"tid", track}, {"args", std::move(args)}};
+}
+
+}  // namespace
+
+Trace::Trace(int rank, std::size_t max_events, Clock::time_point origin)
+    : rank_(rank), max_events_(max_events), origin_(origin), tracks_{"main"} {}
+
+double Trace::now() const {
+  return std::chrono::duration<double, std::micro>(Clock::now() - origin_).count();
+}
+
+int Trace::track(std::string_view name) {
+  const std::lock_guard lock(mutex_);
+  for (std::size_t i = 0; i < tracks_.size(); ++i) {
+    if (tracks_[i] == name) return static_cast<int>(i);
+  }
+  tracks_.emplace_back(name);
+  return static_cast<int>(tracks_.size()) - 1;
+}
+
+std::uint32_t Trace::intern(std::string_view text) {
+  const auto found = text_index_.find(text);
+  if (found != text_index_.end()) return found->second;
+  const auto index = static_cast<std::uint32_t>(texts_.size());
+  texts_.emplace_back(text);
+  text_index_.emplace(texts_.back(), index);
+  return index;
+}
+
+void Trace::check_track(int track) const {
+  SHERD_CHECK(track >= 0 && static_cast<std::size_t>(track) < tracks_.size(),
+              "trace: track is {}, expected one that Trace::track gave, in [0, {})", track,
+              tracks_.size());
+}
+
+void Trace::record(Kind kind, std::string_view name, std::string_view category, int track,
+                   double start, double value) {
+  const std::lock_guard lock(mutex_);
+  check_track(track);
+  if (full()) {
+    ++dropped_;
+    return;
+  }
+  events_.push_back({kind, track, intern(name), intern(category), start, value});
+}
+
+Trace::Event Trace::begin(std::string_view name, std::string_view category, int track) {
+  const std::lock_guard lock(mutex_);
+  check_track(track);
+  Event event{.kind = Kind::complete, .track = track};
+  // A full trace will drop the event, and must not keep its name.
+  if (!full()) {
+    event.name = intern(name);
+    event.category = intern(category);
+  }
+  event.start = now();
+  return event;
+}
+
+void Trace::end(Event event) noexcept {
+  event.value = now() - event.start;
+  const std::lock_guard lock(mutex_);
+  // A destructor calls this: running out of memory loses the event, not the program.
+  try {
+    if (!full()) {
+      events_.push_back(event);
+      return;
+    }
+  } catch (const std::exception&) {
+  }
+  ++dropped_;
+}
+
+std::size_t Trace::event_count() const {
+  const std::lock_guard lock(mutex_);
+  return events_.size();
+}
+
+std::size_t Trace::dropped_events() const {
+  const std::lock_guard lock(mutex_);
+  return dropped_;
+}
+
+void Trace::write(const std::filesystem::path& path) const {
+  // A copy, so that other threads are not held up while the file is written.
+  std::unique_lock lock(mutex_);
+  const auto events = events_;
+  const auto texts = texts_;
+  const auto tracks = tracks_;
+  const std::size_t dropped = dropped_;
+  lock.unlock();
+
+  ReplacedFile file(path);
+  const Json summary = {{"rank", rank_},
+                        {"recorded_events", events.size()},
+                        {"dropped_events", dropped},
+                        {"max_events", max_events_}};
+  file.write("{\"displayTimeUnit\":\"ms\",\"otherData\":" + dump(summary) + ",\"traceEvents\":[\n");
+  file.write(dump(metadata("process_name", rank_, 0, {{"name", fmt::format("rank {}", rank_)}})));
+  for (std::size_t i = 0; i < tracks.size(); ++i) {
+    file.write(",\n" + dump(metadata("thread_name", rank_, i, {{"name", tracks[i]}})));
+    file.write(",\n" + dump(metadata("thread_sort_index", rank_, i, {{"sort_index", i}})));
+  }
+  for (const Event& event : events) {
+    Json json = {{"name", texts[event.name]}, {"ph", "X"},
+                 {"ts", event.start},         {"pid", rank_},
+                 {"tid", event.track},        {"cat", texts[event.category]}};
+    if (event.kind == Kind::complete) {
+      json["dur"] = event.value;
+    } else if (event.kind == Kind::counter && std::isfinite(event.value)) {
+      json["ph"] = "C";
+      json["args"] = {{"value", event.value}};
+    } else {
+      json["ph"] = "i";
+      json["s"] = "t";
+      if (event.kind == Kind::counter) {
+        json["name"] = fmt::format("{} = {}", texts[event.name], event.value);
+      }
+    }
+    file.write(",\n" + dump(json));
+  }
+  file.write("\n]}\n");
+  file.place();
+}
+
+}  // namespace sherd

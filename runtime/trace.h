@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Trace: what happened when, written as a Chrome trace ("Trace Event Format", JSON object form),
+// for chrome://tracing and ui.perfetto.dev.
+//
+//   trace.enable();
+//   const int gather = trace.track("gather stream");
+//   { TraceScope scope(trace, "unshard block 3", "sharding", gather); ... }
+//   trace.write("out/trace-rank0.json");
+//
+// The process id in the file is the rank, the thread id the track. Times are microseconds on the
+// steady clock since `origin`; ranks given one origin on one machine share a time line.
+//
+// Disabled, which is how it starts, a call costs one load of an atomic flag. Safe to use from
+// several threads at once. Memory is bounded: from max_events on, events are dropped, counted, and
+// the file says so in otherData.dropped_events. Repeated names are stored once.
+#pragma once
+
+#include <sherd/runtime/api.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <filesystem>
+#include <mutex>
+#include <string>
+#include <string_view>
+#include <unordered_map>
+#include <vector>
+
+namespace sherd {
+
+class SHERD_API Trace {
+ public:
+  using Clock = std::chrono::steady_clock;
+  static constexpr std::size_t kDefaultMaxEvents = 1'000'000;  // about 40 MB
+
+  explicit Trace(int rank = 0, std::size_t max_events = kDefaultMaxEvents,
+                 Clock::time_point origin = Clock::now());
+  Trace(const Trace&) = delete;
+  Trace& operator=(const Trace&) = delete;
+
+  void enable(bool on = true) { enabled_.store(on, std::memory_order_relaxed); }
+  bool enabled() const { return enabled_.load(std::memory_order_relaxed); }
+
+  // The number of the track of this name, made where there is none. Track 0, "main", always exists.
+  int track(std::string_view name);
+
+  double now() const;  // microseconds since the origin
+
+  // Something that took `duration` microseconds from `start`. Below, an unknown track throws.
+  void complete(std::string_view name, std::string_view category, int track, double start,
+                double duration) {
+    if (enabled()) record(Kind::complete, name, category, track, start, duration);
+  }
+  // Something that happens now.
+  void instant(std::string_view name, std::string_view category, int track) {
+    if (enabled()) record(Kind::instant, name, category, track, now(), 0.0);
+  }
+  // A quantity's value from now on. The viewers cannot plot an infinity or a NaN: such a value is
+  // written as an instant event that tells it.
+  void counter(std::string_view name, double value) {
+    if (enabled()) record(Kind::counter, name, {}, 0, now(), value);
+  }
+
+  std::size_t event_count() const;
+  std::size_t dropped_events() const;
+
+  // Writes everything recorded so far, by way of a temporary file beside `path`, so that a reader
+  // never sees half a trace. Throws with the path and the system's reason. The events are kept.
+  void write(const std::filesystem::path& path) const;
+
+ private:
+  friend class TraceScope;
+  enum class Kind : std::uint8_t { complete, instant, counter };
+  struct Event {
+    Kind kind = Kind::complete;
+    int track = 0;
+    std::uint32_t name = 0;
+    std::uint32_t category = 0;
+    double start = 0.0;
+    double value = 0.0;  // duration of a complete event, value of a counter
+  };
+
+  void record(Kind kind, std::string_view name, std::string_view category, int track, double start,
+              double value);
+  Event begin(std::string_view name, std::string_view category, int track);
+  void end(Event event) noexcept;
+  // With the mutex held:
+  std::uint32_t intern(std::string_view text);
+  void check_track(int track) const;
+  bool full() const { return events_.size() >= max_events_; }
+
+  const int rank_;
+  const std::size_t max_events_;
+  const Clock::time_point origin_;
+  std::atomic<bool> enabled_{false};
+
+  mutable std::mutex mutex_;
+  std::deque<Event> events_;
+  std::size_t dropped_ = 0;
+  std::vector<std::string> tracks_;
+  std::deque<std::string> texts_;  // a deque does not move them, so that text_index_ may refer
+  std::unordered_map<std::string_view, std::uint32_t> text_index_;
+};
+
+// Records the time from its construction to its destruction as one complete event. The trace must
+// outlive it; the strings need not.
+class SHERD_API TraceScope {
+ public:
+  TraceScope(Trace& trace, std::string_view name, std::string_view category, int track = 0) {
+    if (!trace.enabled()) return;
+    event_ = trace.begin(name, category, track);
+    trace_ = &trace;
+  }
+  ~TraceScope() {
+    if (trace_ != nullptr) trace_->end(event_);
+  }
+  TraceScope(const TraceScope&) = delete;
+  TraceScope& operator=(const TraceScope&) = delete;
+
+ private:
+  Trace* trace_ = nullptr;  // null while the trace is disabled
+  Trace::Event event_;
+};
+
+}  // namespace sherd
