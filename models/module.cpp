@@ -18,19 +18,28 @@ std::string join_path(const std::string& prefix, const std::string& name) {
 Module::~Module() = default;
 
 Variable Module::operator()(const Variable& input) {
-  const TraceScope trace(input.context().trace(), name_.empty() ? "model" : name_, "forward");
+  const TraceScope trace(input.context().trace(), name_.empty() ? std::string_view("model") : name_, "forward");
   Variable value = input;
-  for (const Hook& hook : pre_hooks_) value = hook(*this, value);
+  for (const auto& [id, hook] : pre_hooks_) value = hook(*this, value);
   value = forward(value);
-  for (const Hook& hook : post_hooks_) value = hook(*this, value);
+  for (const auto& [id, hook] : post_hooks_) value = hook(*this, value);
   return value;
 }
 
-void Module::clear_hooks() {
-  for_each_module([](Module& module) {
-    module.pre_hooks_.clear();
-    module.post_hooks_.clear();
-  });
+int Module::add_pre_forward_hook(Hook hook) {
+  pre_hooks_.emplace_back(next_hook_, std::move(hook));
+  return next_hook_++;
+}
+
+int Module::add_post_forward_hook(Hook hook) {
+  post_hooks_.emplace_back(next_hook_, std::move(hook));
+  return next_hook_++;
+}
+
+void Module::remove_hook(int id) {
+  const auto has_id = [id](const auto& hook) { return hook.first == id; };
+  std::erase_if(pre_hooks_, has_id);
+  std::erase_if(post_hooks_, has_id);
 }
 
 void Module::assign_names(const std::string& prefix) {

@@ -28,9 +28,10 @@ class SHERD_API Module {
   // may replace the output).
   Variable operator()(const Variable& input);
 
-  void add_pre_forward_hook(Hook hook) { pre_hooks_.push_back(std::move(hook)); }
-  void add_post_forward_hook(Hook hook) { post_hooks_.push_back(std::move(hook)); }
-  void clear_hooks();  // of this module and everything below
+  // Return a number by which the hook can be removed.
+  int add_pre_forward_hook(Hook hook);
+  int add_post_forward_hook(Hook hook);
+  void remove_hook(int id);
 
   // The path in the model ("blocks.3.attn"), given by assign_names; empty for the root.
   const std::string& name() const { return name_; }
@@ -84,7 +85,8 @@ class SHERD_API Module {
   std::vector<std::pair<std::string, std::shared_ptr<Parameter>>> parameters_;
   std::vector<std::pair<std::string, Tensor>> buffers_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;
-  std::vector<Hook> pre_hooks_, post_hooks_;
+  int next_hook_ = 0;
+  std::vector<std::pair<int, Hook>> pre_hooks_, post_hooks_;
 };
 
 // Children run one after another.

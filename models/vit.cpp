@@ -43,6 +43,9 @@ void ViTSettings::validate() {
   SHERD_CHECK(mlp_ratio > 0 && hidden() > 0, "model: MLP ratio {} leaves no hidden features",
               mlp_ratio);
   SHERD_CHECK(layer_norm_eps > 0, "model: layer norm eps must be positive, got {}", layer_norm_eps);
+  SHERD_CHECK(class_token || pooling == Pooling::mean,
+              "model: pooling by the class token needs a class token; use mean pooling");
+  SHERD_CHECK(!fc_norm || pooling == Pooling::mean, "model: fc_norm needs mean pooling");
   SHERD_CHECK(drop >= 0 && drop < 1 && drop_path >= 0 && drop_path < 1,
               "model: drop rates must be in [0, 1), got drop {} and drop path {}", drop, drop_path);
 }
@@ -89,7 +92,10 @@ Variable ViTBlock::forward(const Variable& tokens) {
 VisionTransformer::VisionTransformer(ViTSettings settings) : settings_(settings) {
   settings_.validate();
   const ViTSettings& s = settings_;
-  class_token_ = register_parameter("cls_token", {1, 1, s.dim}, Initializer::normal(1e-6), false);
+  if (s.class_token) {
+    class_token_ =
+        register_parameter("cls_token", {1, 1, s.dim}, Initializer::normal(1e-6), false);
+  }
   position_ = register_parameter("pos_embed", {1, s.tokens(), s.dim},
                                  Initializer::truncated_normal(0.02), false);
   patch_embed_ =
@@ -101,7 +107,7 @@ VisionTransformer::VisionTransformer(ViTSettings settings) : settings_(settings)
                     : s.drop_path;
     blocks_->append(std::to_string(i), std::make_shared<ViTBlock>(s, rate));
   }
-  norm_ = register_child("norm", std::make_shared<LayerNorm>(s.dim, s.layer_norm_eps));
+  norm_ = register_child(s.fc_norm ? "fc_norm" : "norm", std::make_shared<LayerNorm>(s.dim, s.layer_norm_eps));
   head_ = register_child("head", std::make_shared<Linear>(s.dim, s.classes, true));
   assign_names();
 }
@@ -112,14 +118,18 @@ Variable VisionTransformer::forward(const Variable& images) {
   SHERD_CHECK(images.shape() == expected, "model: expected images {}, got {}", expected.to_string(),
               images.tensor().describe());
   const Variable patches = (*patch_embed_)(images);
-  const Variable tokens =
-      assemble_tokens(patches, class_token_->variable(), position_->variable());
+  const Variable class_token = class_token_ ? class_token_->variable() : Variable();
+  const Variable tokens = assemble_tokens(patches, class_token, position_->variable());
   const Variable features = (*blocks_)(dropout(tokens, training() ? settings_.drop : 0.0, "pos_drop"));
+  return (*head_)(pool(features));
+}
+
+Variable VisionTransformer::pool(const Variable& features) {
   // With the class token only that row is normalised: LayerNorm acts on each token alone.
-  const Variable pooled = settings_.pooling == Pooling::class_token
-                              ? (*norm_)(select_token(features, 0))
-                              : mean_tokens((*norm_)(features), 1);
-  return (*head_)(pooled);
+  if (settings_.pooling == Pooling::class_token) return (*norm_)(select_token(features, 0));
+  const std::int64_t first = settings_.class_token ? 1 : 0;
+  if (settings_.fc_norm) return (*norm_)(mean_tokens(features, first));
+  return mean_tokens((*norm_)(features), first);
 }
 
 double VisionTransformer::training_flops_per_image() const {

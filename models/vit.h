@@ -30,14 +30,16 @@ struct ViTSettings {
   Activation activation = Activation::gelu_erf;
   bool qkv_bias = true;
   double layer_norm_eps = 1e-6;
-  Pooling pooling = Pooling::class_token;
+  bool class_token = true;
+  Pooling pooling = Pooling::class_token;  // mean: of the patch tokens, without the class token
+  bool fc_norm = false;  // with mean pooling: normalise after the mean (timm's key "fc_norm")
   double drop = 0.0;       // after projections and inside the MLP
   double drop_path = 0.0;  // of the last block; grows linearly from 0 over the depth
 
   // Throws with the settings' names if they cannot make a model; fills head_dim.
   SHERD_API void validate();
   std::int64_t patches() const { return (image_height / patch) * (image_width / patch); }
-  std::int64_t tokens() const { return patches() + 1; }
+  std::int64_t tokens() const { return patches() + (class_token ? 1 : 0); }
   std::int64_t hidden() const;  // width of the MLP
 };
 
@@ -71,6 +73,8 @@ class SHERD_API VisionTransformer : public Module {
   Variable forward(const Variable& images) override;
 
  private:
+  Variable pool(const Variable& features);
+
   ViTSettings settings_;
   std::shared_ptr<Parameter> class_token_, position_;
   std::shared_ptr<PatchEmbed> patch_embed_;

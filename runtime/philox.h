@@ -50,7 +50,7 @@ class SHERD_API RandomStream {
                       {static_cast<std::uint32_t>(key_), static_cast<std::uint32_t>(key_ >> 32)});
   }
   std::uint32_t word(std::uint64_t index) const { return block(index / 4)[index % 4]; }
-  double uniform(std::uint64_t index) const;  // in (0, 1), 53 bits; uses words 2i and 2i + 1
+  double uniform(std::uint64_t index) const;  // in (0, 1), 52 bits; uses words 2i and 2i + 1
   double normal(std::uint64_t index) const;   // standard normal, by inverse distribution function
   std::uint64_t below(std::uint64_t index, std::uint64_t bound) const;  // in [0, bound)
 

@@ -18,17 +18,20 @@ void sum_block(std::int64_t rows, std::int64_t cols, const T* in, acc_t<T>* sum)
   std::int64_t r = 0;
   for (; r + 4 <= rows; r += 4) {
     const T* const row = in + r * cols;
-    for_each_vector<T>(cols, [=](std::int64_t c, int count) __attribute__((always_inline)) {
-      const Vec<T> pair0 = load<T>(row + c, count) + load<T>(row + cols + c, count);
-      const Vec<T> pair1 = load<T>(row + 2 * cols + c, count) + load<T>(row + 3 * cols + c, count);
-      store<A>(sum + c, load<A>(sum + c, count) + (pair0 + pair1), count);
-    });
+    for_each_vector<T>(
+        cols, [=](std::int64_t c, int count) __attribute__((always_inline)) {
+          const Vec<T> pair0 = load<T>(row + c, count) + load<T>(row + cols + c, count);
+          const Vec<T> pair1 =
+              load<T>(row + 2 * cols + c, count) + load<T>(row + 3 * cols + c, count);
+          store<A>(sum + c, load<A>(sum + c, count) + (pair0 + pair1), count);
+        });
   }
   for (; r < rows; ++r) {
     const T* const row = in + r * cols;
-    for_each_vector<T>(cols, [=](std::int64_t c, int count) __attribute__((always_inline)) {
-      store<A>(sum + c, load<A>(sum + c, count) + load<T>(row + c, count), count);
-    });
+    for_each_vector<T>(
+        cols, [=](std::int64_t c, int count) __attribute__((always_inline)) {
+          store<A>(sum + c, load<A>(sum + c, count) + load<T>(row + c, count), count);
+        });
   }
 }
 
@@ -77,8 +80,8 @@ void add_blocks(int threads, std::int64_t blocks, std::int64_t cols, std::int64_
   });
 }
 
-#define SHERD_INSTANTIATE(T)                                                              \
-  template std::size_t column_sum_workspace_bytes<T>(std::int64_t, std::int64_t);         \
+#define SHERD_INSTANTIATE(T)                                                      \
+  template std::size_t column_sum_workspace_bytes<T>(std::int64_t, std::int64_t); \
   template void column_sum<T>(int, std::int64_t, std::int64_t, const T*, acc_t<T>*, acc_t<T>*);
 SHERD_INSTANTIATE(double)
 SHERD_INSTANTIATE(float)

@@ -3,7 +3,8 @@
 //
 // Note [Column sums in blocks]
 // Rows are summed in blocks of kColumnSumRows into a workspace with a row for each block, and the
-// blocks are then added in order. Neither cut depends on the thread count, so the bits do not either.
+// blocks are then added in order. Neither cut depends on the thread count, so the bits do not
+// either.
 #pragma once
 
 #include <sherd/kernels/cpu/simd.h>

@@ -33,10 +33,10 @@ SHERD_INLINE acc_t<T> row_max(std::int64_t cols, const T* x) {
 template <typename T>
 SHERD_INLINE acc_t<T> row_lse(std::int64_t classes, const T* x) {
   const acc_t<T> highest = row_max<T>(classes, x);
-  return highest + std::log(row_sum<T>(classes, [=](std::int64_t c, int count)
-                                                    __attribute__((always_inline)) {
-           return vexp(load<T>(x + c, count) - highest);
-         }));
+  return highest + std::log(row_sum<T>(
+                       classes, [=](std::int64_t c, int count) __attribute__((always_inline)) {
+                         return vexp(load<T>(x + c, count) - highest);
+                       }));
 }
 
 // -log softmax, summed with the row's targets as weights.
@@ -48,16 +48,18 @@ SHERD_INLINE acc_t<T> row_loss_of(const CrossEntropy<T>& p, std::int64_t row, ac
   const A spread = p.smoothing / static_cast<A>(p.classes);
   if (p.soft_targets != nullptr) {
     const A* const target = p.soft_targets + row * p.classes;
-    return row_sum<T>(p.classes, [=](std::int64_t c, int count) __attribute__((always_inline)) {
-      const Vec<T> t = madd(load<A>(target + c, count), broadcast<T>(rest), broadcast<T>(spread));
-      return t * (lse - load<T>(x + c, count));
-    });
+    return row_sum<T>(
+        p.classes, [=](std::int64_t c, int count) __attribute__((always_inline)) {
+          const Vec<T> t =
+              madd(load<A>(target + c, count), broadcast<T>(rest), broadcast<T>(spread));
+          return t * (lse - load<T>(x + c, count));
+        });
   }
   const A picked = lse - static_cast<A>(x[p.labels[row]]);
   if (p.smoothing == 0) return picked;
-  const A all = row_sum<T>(p.classes, [=](std::int64_t c, int count) __attribute__((always_inline)) {
-    return lse - load<T>(x + c, count);
-  });
+  const A all = row_sum<T>(
+      p.classes, [=](std::int64_t c, int count)
+                     __attribute__((always_inline)) { return lse - load<T>(x + c, count); });
   return rest * picked + spread * all;
 }
 
@@ -70,13 +72,15 @@ SHERD_INLINE void soft_grad_row(const CrossEntropy<T>& p, std::int64_t row, acc_
   const A rest = A(1) - p.smoothing;
   const A spread = p.smoothing / static_cast<A>(p.classes);
   const A total =
-      rest * row_sum<T>(p.classes, [=](std::int64_t c, int count) __attribute__((always_inline)) {
-        return load<A>(target + c, count);
-      }) + p.smoothing;
-  for_each_vector<T>(p.classes, [=](std::int64_t c, int count) __attribute__((always_inline)) {
-    const Vec<T> t = madd(load<A>(target + c, count), broadcast<T>(rest), broadcast<T>(spread));
-    store<T>(grad + c, (vexp(load<T>(x + c, count) - lse) * total - t) * scale, count);
-  });
+      rest * row_sum<T>(
+                 p.classes, [=](std::int64_t c, int count) __attribute__((
+                                always_inline)) { return load<A>(target + c, count); }) +
+      p.smoothing;
+  for_each_vector<T>(
+      p.classes, [=](std::int64_t c, int count) __attribute__((always_inline)) {
+        const Vec<T> t = madd(load<A>(target + c, count), broadcast<T>(rest), broadcast<T>(spread));
+        store<T>(grad + c, (vexp(load<T>(x + c, count) - lse) * total - t) * scale, count);
+      });
 }
 
 template <typename T>
@@ -89,9 +93,10 @@ SHERD_INLINE void hard_grad_row(const CrossEntropy<T>& p, std::int64_t row, acc_
   const std::int64_t label = p.labels[row];
   const Vec<T> softmax = vexp(broadcast<T>(static_cast<A>(x[label]) - lse));
   const Vec<T> at_label = (softmax - ((A(1) - p.smoothing) + spread)) * scale;
-  for_each_vector<T>(p.classes, [=](std::int64_t c, int count) __attribute__((always_inline)) {
-    store<T>(grad + c, (vexp(load<T>(x + c, count) - lse) - spread) * scale, count);
-  });
+  for_each_vector<T>(
+      p.classes, [=](std::int64_t c, int count) __attribute__((always_inline)) {
+        store<T>(grad + c, (vexp(load<T>(x + c, count) - lse) - spread) * scale, count);
+      });
   store_first<T>(grad + label, at_label, 1);
 }
 
@@ -137,9 +142,10 @@ namespace {
 template <typename T>
 std::int64_t argmax_of(std::int64_t classes, const T* x) {
   Mask<T> largest = {};
-  for_each_vector<T>(classes, [&](std::int64_t c, int count) __attribute__((always_inline)) {
-    largest = vmax(largest, magnitude_bits<T>(load<T>(x + c, count)));
-  });
+  for_each_vector<T>(
+      classes, [&](std::int64_t c, int count) __attribute__((always_inline)) {
+        largest = vmax(largest, magnitude_bits<T>(load<T>(x + c, count)));
+      });
   const auto magnitude = (Vec<T>)largest;
   if (any_lane<T>(magnitude != magnitude)) return -1;
   const acc_t<T> highest = row_max<T>(classes, x);
@@ -166,10 +172,10 @@ std::int64_t count_equal(std::int64_t rows, const std::int64_t* index, const std
   return equal;
 }
 
-#define SHERD_INSTANTIATE(T)                                                                    \
-  template void cross_entropy_forward<T>(int, const CrossEntropy<T>&, acc_t<T>*, acc_t<T>*);    \
-  template void cross_entropy_backward<T>(int, const CrossEntropy<T>&, const acc_t<T>*,         \
-                                          acc_t<T>, const acc_t<T>*, T*);                       \
+#define SHERD_INSTANTIATE(T)                                                                      \
+  template void cross_entropy_forward<T>(int, const CrossEntropy<T>&, acc_t<T>*, acc_t<T>*);      \
+  template void cross_entropy_backward<T>(int, const CrossEntropy<T>&, const acc_t<T>*, acc_t<T>, \
+                                          const acc_t<T>*, T*);                                   \
   template void argmax_rows<T>(int, std::int64_t, std::int64_t, const T*, std::int64_t*);
 SHERD_INSTANTIATE(double)
 SHERD_INSTANTIATE(float)

@@ -14,8 +14,8 @@ struct CrossEntropy {
   std::int64_t rows = 0;
   std::int64_t classes = 0;
   const T* logits = nullptr;
-  const std::int64_t* labels = nullptr;     // [rows], or null and
-  const acc_t<T>* soft_targets = nullptr;   // [rows, classes]
+  const std::int64_t* labels = nullptr;    // [rows], or null and
+  const acc_t<T>* soft_targets = nullptr;  // [rows, classes]
   acc_t<T> smoothing = 0;
 };
 

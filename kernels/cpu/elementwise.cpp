@@ -77,10 +77,10 @@ SHERD_INLINE void parallel_row_vectors(int threads, std::int64_t rows, std::int6
     const std::int64_t end = std::min(cols, begin + kElementwiseBlock);
     const std::int64_t last = std::min(rows, (task / parts + 1) * group);
     for (std::int64_t row = task / parts * group; row < last; ++row) {
-      for_each_vector<T>(end - begin, [=](std::int64_t i, int count) __attribute__((
-                                          always_inline)) {
-        local(row, row * cols + begin + i, count);
-      });
+      for_each_vector<T>(
+          end - begin, [=](std::int64_t i, int count) __attribute__((always_inline)) {
+            local(row, row * cols + begin + i, count);
+          });
     }
   });
 }
@@ -158,21 +158,21 @@ void cast(int threads, std::int64_t n, const From* in, To* out) {
   }
 }
 
-#define SHERD_INSTANTIATE(T)                                                                      \
-  template void fill<T>(int, std::int64_t, acc_t<T>, T*);                                         \
-  template void add<T>(int, std::int64_t, const T*, const T*, T*);                                \
-  template void add_inplace<T>(int, std::int64_t, const T*, T*);                                  \
-  template void accumulate<T>(int, std::int64_t, const T*, acc_t<T>*);                            \
-  template void scale<T>(int, std::int64_t, const T*, acc_t<T>, T*);                              \
-  template void multiply<T>(int, std::int64_t, const T*, const T*, T*);                           \
-  template void relu_forward<T>(int, std::int64_t, const T*, T*);                                 \
-  template void relu_backward<T>(int, std::int64_t, const T*, const T*, T*);                      \
-  template void scale_rows<T>(int, std::int64_t, std::int64_t, const T*, const acc_t<T>*, T*);    \
-  template void add_scaled_rows<T>(int, std::int64_t, std::int64_t, const T*, const T*,           \
-                                   const acc_t<T>*, T*);                                          \
-  template void cast<T, double>(int, std::int64_t, const T*, double*);                            \
-  template void cast<T, float>(int, std::int64_t, const T*, float*);                              \
-  template void cast<T, bf16>(int, std::int64_t, const T*, bf16*);                                \
+#define SHERD_INSTANTIATE(T)                                                                   \
+  template void fill<T>(int, std::int64_t, acc_t<T>, T*);                                      \
+  template void add<T>(int, std::int64_t, const T*, const T*, T*);                             \
+  template void add_inplace<T>(int, std::int64_t, const T*, T*);                               \
+  template void accumulate<T>(int, std::int64_t, const T*, acc_t<T>*);                         \
+  template void scale<T>(int, std::int64_t, const T*, acc_t<T>, T*);                           \
+  template void multiply<T>(int, std::int64_t, const T*, const T*, T*);                        \
+  template void relu_forward<T>(int, std::int64_t, const T*, T*);                              \
+  template void relu_backward<T>(int, std::int64_t, const T*, const T*, T*);                   \
+  template void scale_rows<T>(int, std::int64_t, std::int64_t, const T*, const acc_t<T>*, T*); \
+  template void add_scaled_rows<T>(int, std::int64_t, std::int64_t, const T*, const T*,        \
+                                   const acc_t<T>*, T*);                                       \
+  template void cast<T, double>(int, std::int64_t, const T*, double*);                         \
+  template void cast<T, float>(int, std::int64_t, const T*, float*);                           \
+  template void cast<T, bf16>(int, std::int64_t, const T*, bf16*);                             \
   template void cast<T, f16>(int, std::int64_t, const T*, f16*);
 SHERD_INSTANTIATE(double)
 SHERD_INSTANTIATE(float)

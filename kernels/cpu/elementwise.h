@@ -16,8 +16,9 @@ template <typename T>  // out = a + b
 void add(int threads, std::int64_t n, const T* a, const T* b, T* out);
 template <typename T>  // y += x
 void add_inplace(int threads, std::int64_t n, const T* x, T* y);
-template <typename T>  // y += x, the sum kept in the arithmetic type (a gradient into its fp32 shard)
-void accumulate(int threads, std::int64_t n, const T* x, acc_t<T>* y);
+template <typename T>  // y += x, the sum kept in the arithmetic type (a gradient into its fp32
+                       // shard)
+                       void accumulate(int threads, std::int64_t n, const T* x, acc_t<T>* y);
 template <typename T>  // out = a * factor
 void scale(int threads, std::int64_t n, const T* a, acc_t<T> factor, T* out);
 template <typename T>  // out = a * b
@@ -30,7 +31,8 @@ void relu_forward(int threads, std::int64_t n, const T* input, T* output);
 template <typename T>
 void relu_backward(int threads, std::int64_t n, const T* x, const T* grad_output, T* grad_input);
 
-// out[r, c] = row_scale[r] * in[r, c]: drop path (a row is a sample; 0 or 1/keep), and its backward.
+// out[r, c] = row_scale[r] * in[r, c]: drop path (a row is a sample; 0 or 1/keep), and its
+// backward.
 template <typename T>
 void scale_rows(int threads, std::int64_t rows, std::int64_t cols, const T* in,
                 const acc_t<T>* row_scale, T* out);

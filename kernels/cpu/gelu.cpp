@@ -75,16 +75,16 @@ void gelu_forward(int threads, std::int64_t n, GeluForm form, const T* input, T*
 }
 
 template <typename T>
-void gelu_backward(int threads, std::int64_t n, GeluForm form, const T* input,
-                   const T* grad_output, T* grad_input) {
+void gelu_backward(int threads, std::int64_t n, GeluForm form, const T* input, const T* grad_output,
+                   T* grad_input) {
   if (form == GeluForm::exact) {
     return backward<T, GeluForm::exact>(threads, n, input, grad_output, grad_input);
   }
   backward<T, GeluForm::tanh>(threads, n, input, grad_output, grad_input);
 }
 
-#define SHERD_INSTANTIATE(T)                                                    \
-  template void gelu_forward<T>(int, std::int64_t, GeluForm, const T*, T*);     \
+#define SHERD_INSTANTIATE(T)                                                \
+  template void gelu_forward<T>(int, std::int64_t, GeluForm, const T*, T*); \
   template void gelu_backward<T>(int, std::int64_t, GeluForm, const T*, const T*, T*);
 SHERD_INSTANTIATE(double)
 SHERD_INSTANTIATE(float)

@@ -14,7 +14,7 @@ template <typename T>
 void gelu_forward(int threads, std::int64_t n, GeluForm form, const T* input, T* output);
 // grad_input = grad_output * gelu'(input); '='; grad_input may be grad_output.
 template <typename T>
-void gelu_backward(int threads, std::int64_t n, GeluForm form, const T* input,
-                   const T* grad_output, T* grad_input);
+void gelu_backward(int threads, std::int64_t n, GeluForm form, const T* input, const T* grad_output,
+                   T* grad_input);
 
 }  // namespace sherd::cpu

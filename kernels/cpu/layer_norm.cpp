@@ -6,42 +6,55 @@
 namespace sherd::cpu {
 namespace {
 
+// Note [Prefetching the next row]
+// Of the passes over a row only the first waits for memory, and the processor's own prefetcher stops
+// between rows while the others compute. So a later pass asks for the next row's input.
+
 template <typename T>
 SHERD_INLINE void normalize_row(const LayerNormForward<T>& p, std::int64_t row) {
   using A = acc_t<T>;
   const std::int64_t cols = p.cols;
+  const std::int64_t next = row + 1 < p.rows ? cols : 0;
   const T* x = p.input + row * cols;
+  const T* const next_input = x + next;
+  const T* next_residual = next_input;
   A total;
   if (p.residual != nullptr) {
     const T* const residual = p.residual + row * cols;
+    next_residual = residual + next;
     T* const sum = p.sum + row * cols;
-    total = row_sum<T>(cols, [=](std::int64_t c, int count) __attribute__((always_inline)) {
-      store<T>(sum + c, load<T>(x + c, count) + load<T>(residual + c, count), count);
-      return load<T>(sum + c, count);  // rounded to T, as the backward pass will see it
-    });
+    total = row_sum<T>(
+        cols, [=](std::int64_t c, int count) __attribute__((always_inline)) {
+          store<T>(sum + c, load<T>(x + c, count) + load<T>(residual + c, count), count);
+          return load<T>(sum + c, count);  // rounded to T, as the backward pass will see it
+        });
     x = sum;
   } else {
-    total = row_sum<T>(cols, [=](std::int64_t c, int count) __attribute__((always_inline)) {
-      return load<T>(x + c, count);
-    });
+    total = row_sum<T>(
+        cols, [=](std::int64_t c, int count)
+                  __attribute__((always_inline)) { return load<T>(x + c, count); });
   }
   const A mean = total / static_cast<A>(cols);
-  const A squares = row_sum<T>(cols, [=](std::int64_t c, int count) __attribute__((always_inline)) {
-    const Vec<T> centred = load<T>(x + c, count) - mean;
-    return centred * centred;
-  });
+  const A squares = row_sum<T>(
+      cols, [=](std::int64_t c, int count) __attribute__((always_inline)) {
+        __builtin_prefetch(next_input + c);  // see Note [Prefetching the next row]
+        __builtin_prefetch(next_residual + c);
+        const Vec<T> centred = load<T>(x + c, count) - mean;
+        return centred * centred;
+      });
   const A rstd = A(1) / std::sqrt(squares / static_cast<A>(cols) + p.eps);
   p.mean[row] = mean;
   p.rstd[row] = rstd;
   const T* const weight = p.weight;
   const T* const bias = p.bias;
   T* const output = p.output + row * cols;
-  for_each_vector<T>(cols, [=](std::int64_t c, int count) __attribute__((always_inline)) {
-    Vec<T> y = (load<T>(x + c, count) - mean) * rstd;
-    const Vec<T> shift = bias != nullptr ? load<T>(bias + c, count) : Vec<T>{};
-    y = weight != nullptr ? madd(y, load<T>(weight + c, count), shift) : y + shift;
-    store<T>(output + c, y, count);
-  });
+  for_each_vector<T>(
+      cols, [=](std::int64_t c, int count) __attribute__((always_inline)) {
+        Vec<T> y = (load<T>(x + c, count) - mean) * rstd;
+        const Vec<T> shift = bias != nullptr ? load<T>(bias + c, count) : Vec<T>{};
+        y = weight != nullptr ? madd(y, load<T>(weight + c, count), shift) : y + shift;
+        store<T>(output + c, y, count);
+      });
 }
 
 template <typename T>
@@ -60,8 +73,11 @@ SHERD_INLINE void grad_input_row(const LayerNormBackward<T>& p, std::int64_t row
   const T* const grad = p.grad_output + row * cols;
   const T* const weight = p.weight;
   const A mean = p.mean[row], rstd = p.rstd[row];
+  const std::int64_t next = row + 1 < p.rows ? cols : 0;
   Vec<T> sums[2] = {}, dots[2] = {};
   const auto add_to = [&](int k, std::int64_t c, int count) __attribute__((always_inline)) {
+    __builtin_prefetch(x + next + c);  // see Note [Prefetching the next row]
+    __builtin_prefetch(grad + next + c);
     const Vec<T> d = weighted_grad<T>(weight, grad, c, count);  // zero past count, if x is not
     sums[k] += d;
     dots[k] += d * (load<T>(x + c, count) - mean);
@@ -82,12 +98,13 @@ SHERD_INLINE void grad_input_row(const LayerNormBackward<T>& p, std::int64_t row
   const A slope = dot * rstd * rstd / static_cast<A>(cols);
   T* const out = p.grad_input + row * cols;
   const bool accumulate = p.accumulate;
-  for_each_vector<T>(cols, [=](std::int64_t c, int count) __attribute__((always_inline)) {
-    const Vec<T> centred = load<T>(x + c, count) - mean;
-    const Vec<T> d = weighted_grad<T>(weight, grad, c, count) - shift;
-    const Vec<T> result = madd(-centred, broadcast<T>(slope), d) * rstd;
-    store<T>(out + c, accumulate ? load<T>(out + c, count) + result : result, count);
-  });
+  for_each_vector<T>(
+      cols, [=](std::int64_t c, int count) __attribute__((always_inline)) {
+        const Vec<T> centred = load<T>(x + c, count) - mean;
+        const Vec<T> d = weighted_grad<T>(weight, grad, c, count) - shift;
+        const Vec<T> result = madd(-centred, broadcast<T>(slope), d) * rstd;
+        store<T>(out + c, accumulate ? load<T>(out + c, count) + result : result, count);
+      });
 }
 
 // Adds the row's share to the block's grad_weight and grad_bias.
@@ -98,22 +115,24 @@ SHERD_INLINE void grad_parameters_row(const LayerNormBackward<T>& p, std::int64_
   const T* const x = p.input + row * p.cols;
   const T* const grad = p.grad_output + row * p.cols;
   const A mean = p.mean[row], rstd = p.rstd[row];
-  for_each_vector<T>(p.cols, [=](std::int64_t c, int count) __attribute__((always_inline)) {
-    const Vec<T> g = load<T>(grad + c, count);
-    const Vec<T> h = (load<T>(x + c, count) - mean) * rstd;
-    store<A>(grad_weight + c, madd(g, h, load<A>(grad_weight + c, count)), count);
-    store<A>(grad_bias + c, load<A>(grad_bias + c, count) + g, count);
-  });
+  for_each_vector<T>(
+      p.cols, [=](std::int64_t c, int count) __attribute__((always_inline)) {
+        const Vec<T> g = load<T>(grad + c, count);
+        const Vec<T> h = (load<T>(x + c, count) - mean) * rstd;
+        store<A>(grad_weight + c, madd(g, h, load<A>(grad_weight + c, count)), count);
+        store<A>(grad_bias + c, load<A>(grad_bias + c, count) + g, count);
+      });
 }
 
 }  // namespace
 
 template <typename T>
 void layer_norm_forward(int threads, const LayerNormForward<T>& p) {
-  parallel_blocks(threads, p.rows, rows_per_task(p.cols), [&](std::int64_t begin, std::int64_t end) {
-    const LayerNormForward<T> local = p;
-    for (std::int64_t row = begin; row < end; ++row) normalize_row<T>(local, row);
-  });
+  parallel_blocks(threads, p.rows, rows_per_task(p.cols),
+                  [&](std::int64_t begin, std::int64_t end) {
+                    const LayerNormForward<T> local = p;
+                    for (std::int64_t row = begin; row < end; ++row) normalize_row<T>(local, row);
+                  });
 }
 
 template <typename T>
@@ -125,7 +144,8 @@ template <typename T>
 void layer_norm_backward(int threads, const LayerNormBackward<T>& p) {
   using A = acc_t<T>;
   const bool parameters = p.grad_weight != nullptr || p.grad_bias != nullptr;
-  // See Note [Column sums in blocks]: a block's row of the workspace is grad_weight, then grad_bias.
+  // See Note [Column sums in blocks]: a block's row of the workspace is grad_weight, then
+  // grad_bias.
   parallel_blocks(threads, p.rows, kColumnSumRows, [&](std::int64_t begin, std::int64_t end) {
     const LayerNormBackward<T> local = p;
     A* partial = nullptr;
@@ -148,9 +168,9 @@ void layer_norm_backward(int threads, const LayerNormBackward<T>& p) {
   }
 }
 
-#define SHERD_INSTANTIATE(T)                                                                  \
-  template void layer_norm_forward<T>(int, const LayerNormForward<T>&);                       \
-  template void layer_norm_backward<T>(int, const LayerNormBackward<T>&);                     \
+#define SHERD_INSTANTIATE(T)                                              \
+  template void layer_norm_forward<T>(int, const LayerNormForward<T>&);   \
+  template void layer_norm_backward<T>(int, const LayerNormBackward<T>&); \
   template std::size_t layer_norm_backward_workspace_bytes<T>(std::int64_t, std::int64_t);
 SHERD_INSTANTIATE(double)
 SHERD_INSTANTIATE(float)

@@ -19,11 +19,11 @@ struct LayerNormForward {
   const T* weight = nullptr;    // [cols]; null: ones
   const T* bias = nullptr;      // [cols]; null: zeros
   acc_t<T> eps = 0;
-  T* sum = nullptr;            // '=' input + residual rounded to T, which is what is normalised;
-                               // needed with a residual; may be input or residual itself
-  T* output = nullptr;         // '='; may be input (without a residual) or sum's own input
-  acc_t<T>* mean = nullptr;    // '=' [rows]
-  acc_t<T>* rstd = nullptr;    // '=' [rows], 1 / sqrt(variance + eps)
+  T* sum = nullptr;          // '=' input + residual rounded to T, which is what is normalised;
+                             // needed with a residual; may be input or residual itself
+  T* output = nullptr;       // '='; may be input (without a residual) or sum's own input
+  acc_t<T>* mean = nullptr;  // '=' [rows]
+  acc_t<T>* rstd = nullptr;  // '=' [rows], 1 / sqrt(variance + eps)
 };
 template <typename T>
 void layer_norm_forward(int threads, const LayerNormForward<T>& p);
@@ -37,11 +37,11 @@ struct LayerNormBackward {
   const acc_t<T>* mean = nullptr;
   const acc_t<T>* rstd = nullptr;
   const T* grad_output = nullptr;
-  bool accumulate = false;           // grad_input '+=' instead of '='
-  T* grad_input = nullptr;           // optional; may be grad_output ('=')
-  acc_t<T>* grad_weight = nullptr;   // '=' [cols], optional
-  acc_t<T>* grad_bias = nullptr;     // '=' [cols], optional
-  acc_t<T>* workspace = nullptr;     // needed with grad_weight or grad_bias
+  bool accumulate = false;          // grad_input '+=' instead of '='
+  T* grad_input = nullptr;          // optional; may be grad_output ('=')
+  acc_t<T>* grad_weight = nullptr;  // '=' [cols], optional
+  acc_t<T>* grad_bias = nullptr;    // '=' [cols], optional
+  acc_t<T>* workspace = nullptr;    // needed with grad_weight or grad_bias
 };
 template <typename T>
 void layer_norm_backward(int threads, const LayerNormBackward<T>& p);

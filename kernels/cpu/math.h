@@ -17,7 +17,6 @@
 #include <sherd/kernels/cpu/simd.h>
 
 #include <cmath>
-#include <initializer_list>
 
 namespace sherd::cpu {
 
@@ -26,25 +25,21 @@ using VecF64 = Vec<double>;
 
 namespace detail {
 
-template <typename V>
-using LaneBits =
-    std::conditional_t<std::is_same_v<V, VecF32>, VecOf<float>::mask, VecOf<double>::mask>;
-
 // Horner's rule, highest power first.
-SHERD_INLINE VecF32 polynomial(VecF32 x, std::initializer_list<float> coefficients) {
-  const float* c = coefficients.begin();
-  VecF32 sum = broadcast<float>(*c++);
-  while (c != coefficients.end()) sum = madd(sum, x, broadcast<float>(*c++));
+template <typename... Rest>
+SHERD_INLINE VecF32 polynomial(VecF32 x, float highest, Rest... rest) {
+  VecF32 sum = broadcast<float>(highest);
+  ((sum = madd(sum, x, broadcast<float>(rest))), ...);
   return sum;
 }
 
 SHERD_INLINE VecF32 vabs(VecF32 x) {
-  return (VecF32)((LaneBits<VecF32>)x & 0x7fffffff);
+  return (VecF32)((Mask<float>)x & 0x7fffffff);
 }
 // The magnitude of `magnitude` (which must not be negative) with the sign of `sign`.
 SHERD_INLINE VecF32 with_sign_of(VecF32 magnitude, VecF32 sign) {
   constexpr std::int32_t kSignBit = INT32_MIN;
-  return (VecF32)((LaneBits<VecF32>)magnitude | ((LaneBits<VecF32>)sign & kSignBit));
+  return (VecF32)((Mask<float>)magnitude | ((Mask<float>)sign & kSignBit));
 }
 
 // y * 2^n for integral n in [-150, 129], rounded once.
@@ -56,7 +51,7 @@ SHERD_INLINE VecF32 times_power_of_two(VecF32 y, VecF32 n) {
   // 2^n may be no normal number where y * 2^n is one, so multiply by two halves. Adding 1.5 * 2^23
   // leaves the integer in the low bits.
   const VecF32 magic = broadcast<float>(12582912.f);
-  const auto k = (LaneBits<VecF32>)(n + magic) - (LaneBits<VecF32>)magic;
+  const auto k = (Mask<float>)(n + magic) - (Mask<float>)magic;
   const auto half = k >> 1;
   return y * (VecF32)((half + 127) << 23) * (VecF32)((k - half + 127) << 23);
 #endif
@@ -80,8 +75,8 @@ SHERD_INLINE VecF32 vexp(VecF32 x) {
   const VecF32 n = madd(x, broadcast<float>(1.44269504f), magic) - magic;
   VecF32 r = madd(n, broadcast<float>(-0.693359375f), x);
   r = madd(n, broadcast<float>(2.12194440e-4f), r);
-  const VecF32 tail = detail::polynomial(
-      r, {1.381432063e-3f, 8.368851065e-3f, 4.166840108e-2f, 1.666651952e-1f, 4.999999337e-1f});
+  const VecF32 tail = detail::polynomial(r, 1.381432063e-3f, 8.368851065e-3f, 4.166840108e-2f,
+                                         1.666651952e-1f, 4.999999337e-1f);
   const VecF32 y = madd(r * r, tail, r) + 1.f;  // e^r = 1 + r + r^2 tail(r)
   return detail::times_power_of_two(y, n);
 }
@@ -93,9 +88,8 @@ SHERD_INLINE VecF64 vexp(VecF64 x) {
 SHERD_INLINE VecF32 vtanh(VecF32 x) {
   const VecF32 magnitude = detail::vabs(x);
   const VecF32 square = x * x;
-  const VecF32 tail =
-      detail::polynomial(square, {-5.70498872745e-3f, 2.06390887954e-2f, -5.37397155531e-2f,
-                                  1.33314422036e-1f, -3.33332819422e-1f});
+  const VecF32 tail = detail::polynomial(square, -5.70498872745e-3f, 2.06390887954e-2f,
+                                         -5.37397155531e-2f, 1.33314422036e-1f, -3.33332819422e-1f);
   const VecF32 small = madd(tail * square, magnitude, magnitude);
   const VecF32 large = 1.f - 2.f / (vexp(magnitude + magnitude) + 1.f);
   return detail::with_sign_of(select(magnitude < 0.625f, small, large), x);
@@ -111,9 +105,9 @@ namespace detail {
 // good to 3.2e-8 of the tail itself on [0, 14.5], beyond which the tail is no fp32 number.
 SHERD_INLINE VecF32 normal_tail(VecF32 x, VecF32 e) {
   const VecF32 t = 1.f / madd(x, broadcast<float>(0.35f), broadcast<float>(1.f));
-  const VecF32 p = polynomial(
-      t, {-2.915786314e-2f, 1.440308210e-1f, -2.558388225e-1f, 1.593195114e-1f, -2.321224112e-2f,
-          1.055524600e-01f, 1.198212972e-01f, 1.398635143e-01f, 1.396213069e-01f});
+  const VecF32 p = polynomial(t, -2.915786314e-2f, 1.440308210e-1f, -2.558388225e-1f,
+                              1.593195114e-1f, -2.321224112e-2f, 1.055524600e-01f, 1.198212972e-01f,
+                              1.398635143e-01f, 1.396213069e-01f);
   return e * (t * p);
 }
 
@@ -123,9 +117,8 @@ SHERD_INLINE VecF32 verf(VecF32 x) {
   const VecF32 magnitude = detail::vabs(x);
   const VecF32 square = x * x;
   const VecF32 small =
-      x * detail::polynomial(square,
-                             {7.889123076e-5f, -8.020842385e-4f, 5.189535468e-3f, -2.685444466e-2f,
-                              1.128360018e-1f, -3.761262714e-1f, 1.128379166f});
+      x * detail::polynomial(square, 7.889123076e-5f, -8.020842385e-4f, 5.189535468e-3f,
+                             -2.685444466e-2f, 1.128360018e-1f, -3.761262714e-1f, 1.128379166f);
   // erf(x) = 1 - 2 (1 - cdf(sqrt(2) x))
   const VecF32 tail = detail::normal_tail(magnitude * 1.41421356f, vexp(-square));
   return select(magnitude < 1.f, small, detail::with_sign_of(1.f - (tail + tail), x));

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Optimizer steps over contiguous spans of n elements of T = double or float. Each works in place,
 // and gives an element the same bits wherever the span is cut. Hyperparameters are doubles; what
-// PyTorch computes from them in Python's doubles is computed in doubles here too, then rounded to T.
+// PyTorch computes from them in Python's doubles is computed in doubles here too, then rounded to
+// T.
 #pragma once
 
 #include <sherd/kernels/cpu/simd.h>

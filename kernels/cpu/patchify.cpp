@@ -23,23 +23,34 @@ using Copy = void (*)(std::int64_t, std::size_t, const char*, std::size_t, char*
 
 Copy copy_for(std::size_t bytes) {
   switch (bytes) {
-    case 4: return copy_pieces<4>;
-    case 8: return copy_pieces<8>;
-    case 14: return copy_pieces<14>;
-    case 16: return copy_pieces<16>;
-    case 28: return copy_pieces<28>;
-    case 32: return copy_pieces<32>;
-    case 56: return copy_pieces<56>;
-    case 64: return copy_pieces<64>;
-    case 128: return copy_pieces<128>;
-    default: return copy_pieces<0>;
+    case 4:
+      return copy_pieces<4>;
+    case 8:
+      return copy_pieces<8>;
+    case 14:
+      return copy_pieces<14>;
+    case 16:
+      return copy_pieces<16>;
+    case 28:
+      return copy_pieces<28>;
+    case 32:
+      return copy_pieces<32>;
+    case 56:
+      return copy_pieces<56>;
+    case 64:
+      return copy_pieces<64>;
+    case 128:
+      return copy_pieces<128>;
+    default:
+      return copy_pieces<0>;
   }
 }
 
 // One task is a row of patches: whatever lies under one (sample, patch row in time, patch row in
 // height). Along the width an image row is a run of pieces, one for each patch.
 template <bool kToPatches>
-void permute(int threads, const PatchShape& s, std::size_t element_size, const char* from, char* to) {
+void permute(int threads, const PatchShape& s, std::size_t element_size, const char* from,
+             char* to) {
   const std::int64_t across = s.width / s.patch_width;
   const std::int64_t down = s.height / s.patch_height;
   const std::int64_t along = s.time / s.patch_time;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Images to patches and back: a pure permutation, so the element type does not matter, only its size
-// in bytes.
+// Images to patches and back: a pure permutation, so the element type does not matter, only its
+// size in bytes.
 //
 //   images  [batch, channels, time, height, width]
 //   patches [batch, (time/pt) (height/ph) (width/pw), channels pt ph pw]

@@ -16,7 +16,8 @@ using M = Mask<double>;
 template <std::size_t N>
 SHERD_INLINE V polynomial(const double (&coefficients)[N], V x) {
   V result = broadcast<double>(coefficients[N - 1]);
-  for (std::size_t i = N - 1; i-- > 0;) result = madd(result, x, broadcast<double>(coefficients[i]));
+  for (std::size_t i = N - 1; i-- > 0;)
+    result = madd(result, x, broadcast<double>(coefficients[i]));
   return result;
 }
 
@@ -42,7 +43,7 @@ SHERD_INLINE V log_of(V x) {
 }
 
 // The inverse of the normal distribution function: Wichura's AS 241 (PPND16), as normal_quantile in
-// runtime/philox.h, on eight numbers.
+// runtime/philox.h, on a vector of numbers.
 SHERD_INLINE V quantile(V probability) {
   static constexpr double kA[] = {3.3871328727963666080e0,  1.3314166789178437745e+2,
                                   1.9715909503065514427e+3, 1.3731693765509461125e+4,
@@ -84,7 +85,7 @@ SHERD_INLINE V quantile(V probability) {
   return result;
 }
 
-// Eight of RandomStream::uniform's numbers from their sixteen words.
+// A vector of RandomStream::uniform's numbers from twice as many words.
 SHERD_INLINE V uniform_from(const std::uint32_t* words) {
   M pair;  // each fits the signed type after the shift
   std::memcpy(&pair, words, sizeof pair);
@@ -97,15 +98,14 @@ template <typename T, typename Map>
 SHERD_INLINE void fill_with(int threads, std::int64_t n, T* out, const RandomStream& stream,
                             std::uint64_t first_index, const Map& map) {
   constexpr int kChunk = kRandomChunk / 2;  // an element takes two words
-  constexpr int n8 = kLanes<double>;
   parallel_blocks(threads, n, kElementwiseBlock / 8, [&](std::int64_t begin, std::int64_t end) {
-    std::uint32_t room[kRandomRoom + 2 * n8] = {};
+    std::uint32_t room[kRandomRoom + 2 * kLanes<double>] = {};
     double numbers[kChunk];
     for (std::int64_t at = begin; at < end; at += kChunk) {
       const auto size = static_cast<int>(std::min<std::int64_t>(kChunk, end - at));
       const std::uint64_t first = 2 * (first_index + static_cast<std::uint64_t>(at));
       const std::uint32_t* const words = random_words(stream, first, 2 * size, room);
-      for (int i = 0; i < size; i += n8) {
+      for (int i = 0; i < size; i += kLanes<double>) {
         store<double>(numbers + i, map(uniform_from(words + 2 * i)));
       }
       cast<double, T>(1, size, numbers, out + at);
@@ -137,19 +137,20 @@ void fill_truncated_normal(int threads, std::int64_t n, T* out, const RandomStre
   const double below_low = normal_cdf((d.low - d.mean) / d.std);
   const double below_high = normal_cdf((d.high - d.mean) / d.std);
   fill_with<T>(threads, n, out, stream, first_index, [=](V u) {
-    const V p = vmin(madd(u, broadcast<double>(below_high - below_low), broadcast<double>(below_low)),
-                     broadcast<double>(below_high));
+    const V p =
+        vmin(madd(u, broadcast<double>(below_high - below_low), broadcast<double>(below_low)),
+             broadcast<double>(below_high));
     const V x = madd(quantile(p), broadcast<double>(d.std), broadcast<double>(d.mean));
     return vmax(broadcast<double>(d.low), vmin(broadcast<double>(d.high), x));
   });
 }
 
-#define SHERD_INSTANTIATE(T)                                                                     \
-  template void fill_uniform<T>(int, std::int64_t, T*, const RandomStream&, std::uint64_t,       \
-                                double, double);                                                 \
-  template void fill_normal<T>(int, std::int64_t, T*, const RandomStream&, std::uint64_t,        \
-                               double, double);                                                  \
-  template void fill_truncated_normal<T>(int, std::int64_t, T*, const RandomStream&,             \
+#define SHERD_INSTANTIATE(T)                                                                       \
+  template void fill_uniform<T>(int, std::int64_t, T*, const RandomStream&, std::uint64_t, double, \
+                                double);                                                           \
+  template void fill_normal<T>(int, std::int64_t, T*, const RandomStream&, std::uint64_t, double,  \
+                               double);                                                            \
+  template void fill_truncated_normal<T>(int, std::int64_t, T*, const RandomStream&,               \
                                          std::uint64_t, const TruncatedNormal&);
 SHERD_INSTANTIATE(double)
 SHERD_INSTANTIATE(float)

@@ -20,8 +20,8 @@ template <typename T>
 void fill_normal(int threads, std::int64_t n, T* out, const RandomStream& stream,
                  std::uint64_t first_index, double mean, double std);
 
-// Normal limited to [low, high] (absolute bounds, not in units of std), as timm's trunc_normal_: the
-// inverse distribution function of a uniform number between the bounds' probabilities.
+// Normal limited to [low, high] (absolute bounds, not in units of std), as timm's trunc_normal_:
+// the inverse distribution function of a uniform number between the bounds' probabilities.
 struct TruncatedNormal {
   double mean = 0;
   double std = 1;

@@ -39,9 +39,10 @@ A largest_or_nan(const A* x, std::int64_t count) {
 template <typename T>
 SHERD_INLINE acc_t<T> max_abs_block(const T* x, std::int64_t count) {
   Mask<T> best = {};
-  for_each_vector<T>(count, [&](std::int64_t i, int lanes) __attribute__((always_inline)) {
-    best = vmax(best, magnitude_bits<T>(load<T>(x + i, lanes)));
-  });
+  for_each_vector<T>(
+      count, [&](std::int64_t i, int lanes) __attribute__((always_inline)) {
+        best = vmax(best, magnitude_bits<T>(load<T>(x + i, lanes)));
+      });
   acc_t<T> lane[kLanes<T>];
   std::memcpy(lane, &best, sizeof best);
   return largest_or_nan(lane, kLanes<T>);
@@ -57,9 +58,9 @@ std::size_t reduce_workspace_bytes(std::int64_t n) {
 template <typename T>
 acc_t<T> sum(int threads, std::int64_t n, const T* in, acc_t<T>* workspace) {
   reduce_blocks<T>(threads, n, in, workspace, [](const T* x, std::int64_t count) {
-    return row_sum<T>(count, [=](std::int64_t i, int lanes) __attribute__((always_inline)) {
-      return load<T>(x + i, lanes);
-    });
+    return row_sum<T>(
+        count, [=](std::int64_t i, int lanes)
+                   __attribute__((always_inline)) { return load<T>(x + i, lanes); });
   });
   std::int64_t left = block_count(n);
   if (left == 0) return 0;
@@ -87,10 +88,9 @@ std::int64_t first_non_finite(int threads, std::int64_t n, const T* in) {
     if (begin > found.load(std::memory_order_relaxed)) return;
     // v * 0 is 0 unless v is infinite or NaN, and a NaN stays in a sum.
     const T* const x = in + begin;
-    const A zero = row_sum<T>(end - begin, [=](std::int64_t i, int count)
-                                               __attribute__((always_inline)) {
-      return load<T>(x + i, count) * A(0);
-    });
+    const A zero = row_sum<T>(
+        end - begin, [=](std::int64_t i, int count)
+                         __attribute__((always_inline)) { return load<T>(x + i, count) * A(0); });
     if (zero == 0) return;
     std::int64_t i = begin;
     while (static_cast<A>(in[i]) * A(0) == 0) ++i;
@@ -101,10 +101,10 @@ std::int64_t first_non_finite(int threads, std::int64_t n, const T* in) {
   return found < n ? found.load() : -1;
 }
 
-#define SHERD_INSTANTIATE(T)                                                          \
-  template std::size_t reduce_workspace_bytes<T>(std::int64_t);                       \
-  template acc_t<T> sum<T>(int, std::int64_t, const T*, acc_t<T>*);                   \
-  template acc_t<T> max_abs<T>(int, std::int64_t, const T*, acc_t<T>*);               \
+#define SHERD_INSTANTIATE(T)                                            \
+  template std::size_t reduce_workspace_bytes<T>(std::int64_t);         \
+  template acc_t<T> sum<T>(int, std::int64_t, const T*, acc_t<T>*);     \
+  template acc_t<T> max_abs<T>(int, std::int64_t, const T*, acc_t<T>*); \
   template std::int64_t first_non_finite<T>(int, std::int64_t, const T*);
 SHERD_INSTANTIATE(double)
 SHERD_INSTANTIATE(float)

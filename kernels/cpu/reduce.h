@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Reductions of a contiguous array of n elements of T = double, float, bf16 or f16 to one number.
-// Sums are taken over blocks of kReduceBlock elements, and the blocks added in a fixed pairwise tree:
-// the bits depend on n alone, not on the thread count.
+// Sums are taken over blocks of kReduceBlock elements, and the blocks added in a fixed pairwise
+// tree: the bits depend on n alone, not on the thread count.
 #pragma once
 
 #include <sherd/kernels/cpu/simd.h>

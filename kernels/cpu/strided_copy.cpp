@@ -57,8 +57,8 @@ void copy_row(std::int64_t count, std::int64_t stride, const char* from, char* t
 template <typename Word>
 inline constexpr std::int64_t kTile = 64 / static_cast<std::int64_t>(sizeof(Word));
 
-// Up to kTile rows of a transposition (along a row the stride is `stride`, from row to row 1), a tile
-// at a time: a tile's cache lines are then used whole while they are near.
+// Up to kTile rows of a transposition (along a row the stride is `stride`, from row to row 1), a
+// tile at a time: a tile's cache lines are then used whole while they are near.
 template <typename Word>
 void copy_band(std::int64_t rows, std::int64_t cols, std::int64_t stride, const char* from,
                char* to) {
@@ -90,7 +90,8 @@ void copy_view(int threads, const StridedView& view, const char* from, char* to)
     for (std::int64_t i = begin; i < end; ++i) {
       const std::int64_t row = i % bands * kTile<Word>;
       const char* const source =
-          from + (plane_offset(view, transposed ? 2 : 1, i / bands) + (transposed ? row : 0)) * size;
+          from +
+          (plane_offset(view, transposed ? 2 : 1, i / bands) + (transposed ? row : 0)) * size;
       char* const target = to + (i / bands * height + (transposed ? row : 0)) * cols * size;
       if (transposed) {
         copy_band<Word>(std::min(kTile<Word>, height - row), cols, view.stride[last], source,
@@ -114,10 +115,14 @@ void strided_copy(int threads, const StridedView& original, std::size_t element_
   const auto* const source = static_cast<const char*>(from);
   auto* const target = static_cast<char*>(to);
   switch (element_size) {
-    case 1: return copy_view<std::uint8_t>(threads, view, source, target);
-    case 2: return copy_view<std::uint16_t>(threads, view, source, target);
-    case 4: return copy_view<std::uint32_t>(threads, view, source, target);
-    default: return copy_view<std::uint64_t>(threads, view, source, target);
+    case 1:
+      return copy_view<std::uint8_t>(threads, view, source, target);
+    case 2:
+      return copy_view<std::uint16_t>(threads, view, source, target);
+    case 4:
+      return copy_view<std::uint32_t>(threads, view, source, target);
+    default:
+      return copy_view<std::uint64_t>(threads, view, source, target);
   }
 }
 

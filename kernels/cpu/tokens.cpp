@@ -54,9 +54,10 @@ void assemble_tokens(int threads, const AssembleTokens<T>& p) {
       return;
     }
     const T* const pos = p.pos + token * dim;
-    for_each_vector<T>(dim, [=](std::int64_t d, int count) __attribute__((always_inline)) {
-      store<T>(to + d, load<T>(from + d, count) + load<T>(pos + d, count), count);
-    });
+    for_each_vector<T>(
+        dim, [=](std::int64_t d, int count) __attribute__((always_inline)) {
+          store<T>(to + d, load<T>(from + d, count) + load<T>(pos + d, count), count);
+        });
   });
 }
 
@@ -102,9 +103,10 @@ void mean_tokens_backward(int threads, const TokenShape& s, std::int64_t skip, c
       std::fill(to, to + s.dim, T());
       return;
     }
-    for_each_vector<T>(s.dim, [=](std::int64_t d, int count) __attribute__((always_inline)) {
-      store<T>(to + d, load<T>(grad + d, count) * factor, count);
-    });
+    for_each_vector<T>(
+        s.dim, [=](std::int64_t d, int count) __attribute__((always_inline)) {
+          store<T>(to + d, load<T>(grad + d, count) * factor, count);
+        });
   });
 }
 
@@ -130,12 +132,12 @@ void select_token_backward(int threads, const TokenShape& s, std::int64_t token,
   });
 }
 
-#define SHERD_INSTANTIATE(T)                                                                       \
-  template void assemble_tokens<T>(int, const AssembleTokens<T>&);                                 \
-  template void assemble_tokens_backward<T>(int, const AssembleTokensBackward<T>&);                \
-  template void mean_tokens<T>(int, const TokenShape&, std::int64_t, const T*, T*);                \
-  template void mean_tokens_backward<T>(int, const TokenShape&, std::int64_t, const T*, T*);       \
-  template void select_token<T>(int, const TokenShape&, std::int64_t, const T*, T*);               \
+#define SHERD_INSTANTIATE(T)                                                                 \
+  template void assemble_tokens<T>(int, const AssembleTokens<T>&);                           \
+  template void assemble_tokens_backward<T>(int, const AssembleTokensBackward<T>&);          \
+  template void mean_tokens<T>(int, const TokenShape&, std::int64_t, const T*, T*);          \
+  template void mean_tokens_backward<T>(int, const TokenShape&, std::int64_t, const T*, T*); \
+  template void select_token<T>(int, const TokenShape&, std::int64_t, const T*, T*);         \
   template void select_token_backward<T>(int, const TokenShape&, std::int64_t, const T*, T*);
 SHERD_INSTANTIATE(double)
 SHERD_INSTANTIATE(float)

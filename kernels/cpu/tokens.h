@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Token sequences of a ViT, contiguous [batch, tokens, dim] of T = double, float, bf16 or f16: putting
-// the class token in front, adding positions, and pooling. Sums over the batch or over tokens run in
-// order of the index, so they do not depend on the thread count.
+// Token sequences of a ViT, contiguous [batch, tokens, dim] of T = double, float, bf16 or f16:
+// putting the class token in front, adding positions, and pooling. Sums over the batch or over
+// tokens run in order of the index, so they do not depend on the thread count.
 #pragma once
 
 #include <sherd/kernels/cpu/simd.h>
@@ -28,10 +28,10 @@ struct AssembleTokensBackward {
   std::int64_t patch_tokens = 0;
   std::int64_t dim = 0;
   bool has_cls = false;
-  const T* grad_out = nullptr;      // [batch, tokens, dim]
-  T* grad_patches = nullptr;        // '=' optional
-  acc_t<T>* grad_cls = nullptr;     // '=' optional; the sum over the batch
-  acc_t<T>* grad_pos = nullptr;     // '=' optional; the sum over the batch
+  const T* grad_out = nullptr;   // [batch, tokens, dim]
+  T* grad_patches = nullptr;     // '=' optional
+  acc_t<T>* grad_cls = nullptr;  // '=' optional; the sum over the batch
+  acc_t<T>* grad_pos = nullptr;  // '=' optional; the sum over the batch
 };
 template <typename T>
 void assemble_tokens_backward(int threads, const AssembleTokensBackward<T>& p);

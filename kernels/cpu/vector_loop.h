@@ -18,8 +18,9 @@ SHERD_INLINE void parallel_vectors(int threads, std::int64_t size, const Body& b
                                    std::int64_t block = kElementwiseBlock) {
   parallel_blocks(threads, size, block, [body](std::int64_t begin, std::int64_t end) {
     const Body local = body;
-    for_each_vector<T>(end - begin, [begin, local](std::int64_t i, int count) __attribute__((
-                                        always_inline)) { local(begin + i, count); });
+    for_each_vector<T>(
+        end - begin, [ begin, local ](std::int64_t i, int count)
+                         __attribute__((always_inline)) { local(begin + i, count); });
   });
 }
 
@@ -71,7 +72,7 @@ SHERD_INLINE VecOf<double>::type vsqrt(VecOf<double>::type x) {
 // Whether any lane of a mask is set.
 template <typename T>
 SHERD_INLINE bool any_lane(const Mask<T>& mask) {
-  std::uint64_t words[8];
+  std::uint64_t words[8] = {};
   std::memcpy(words, &mask, sizeof mask);
   std::uint64_t any = 0;
   for (const std::uint64_t word : words) any |= word;

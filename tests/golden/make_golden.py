@@ -21,14 +21,14 @@ import os
 import struct
 import sys
 
-import numpy as np
-
 try:
+    import numpy as np
     import torch
     import torch.nn.functional as F
-except ImportError:
-    sys.exit("make_golden.py needs PyTorch, which %s lacks. On Debian: apt-get install python3-torch, "
-             "then run it with /usr/bin/python3; elsewhere: pip install torch" % sys.executable)
+except ImportError as missing:
+    sys.exit("make_golden.py needs PyTorch and numpy (%s; Python is %s). On Debian: apt-get install "
+             "python3-torch, then run it with /usr/bin/python3; elsewhere: pip install torch numpy"
+             % (missing, sys.executable))
 
 FASHION_MNIST = "/usr/share/datasets/fashion-mnist"  # Debian's package dataset-fashion-mnist
 NOTE = ("PyTorch float64. grad_norm is the global 2-norm before clipping; gradients are multiplied by "

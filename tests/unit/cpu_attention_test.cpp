@@ -4,7 +4,6 @@
 #include <doctest/doctest.h>
 #include <sherd/kernels/cpu/attention.h>
 #include <sherd/kernels/cpu/gemm_small.h>
-#include <sherd/kernels/cpu/parallel.h>
 
 #include <algorithm>
 #include <cmath>
@@ -390,23 +389,6 @@ TEST_CASE("small product: every tile shape, transposed or not, bit for bit one c
         }
       }
       CHECK(same);
-    }
-  }
-}
-
-TEST_CASE("parallel_workers: every task once, a worker is one thread") {
-  for (const int threads : {1, 2, 3, 7}) {
-    for (const std::int64_t tasks : {0, 1, 5, 100}) {
-      std::vector<int> runs(static_cast<std::size_t>(tasks));
-      std::vector<std::int64_t> done(static_cast<std::size_t>(threads));  // unguarded on purpose
-      parallel_workers(threads, tasks, [&](int worker, std::int64_t task) {
-        ++runs[static_cast<std::size_t>(task)];
-        ++done[static_cast<std::size_t>(worker)];
-      });
-      CHECK(std::all_of(runs.begin(), runs.end(), [](int count) { return count == 1; }));
-      std::int64_t sum = 0;
-      for (const std::int64_t count : done) sum += count;
-      CHECK(sum == tasks);
     }
   }
 }

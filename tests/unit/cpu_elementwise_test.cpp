@@ -82,7 +82,8 @@ TEST_CASE_TEMPLATE("cpu elementwise: relu", T, ALL_TYPES) {
 
 TEST_CASE_TEMPLATE("cpu elementwise: rows with a factor each", T, ALL_TYPES) {
   using A = acc_t<T>;
-  for (const auto& [rows, cols] : {std::pair{1, 1}, {3, 17}, {5, 33}, {2, 40000}, {300, 7}, {0, 5}}) {
+  for (const auto& shape : {std::pair{1, 1}, {3, 17}, {5, 33}, {2, 40000}, {300, 7}, {0, 5}}) {
+    const int rows = shape.first, cols = shape.second;
     CAPTURE(rows);
     CAPTURE(cols);
     const std::int64_t n = std::int64_t{rows} * cols;
@@ -105,15 +106,15 @@ TEST_CASE_TEMPLATE("cpu elementwise: rows with a factor each", T, ALL_TYPES) {
   }
 }
 
-TEST_CASE_TEMPLATE("cpu elementwise: same bits wherever cut, on any number of threads", T, ALL_TYPES) {
+TEST_CASE_TEMPLATE("cpu elementwise: same bits wherever cut, on any number of threads", T,
+                   ALL_TYPES) {
   using A = acc_t<T>;
   const auto a = random_values<T>(kManyBlocks, 7), b = random_values<T>(kManyBlocks, 8);
   const std::vector<A> factors(1, A(1.1));
   const auto both = [&](const auto& run) {
     check_every_cut<T>([&](std::int64_t begin, std::int64_t n, T* out) { run(1, begin, n, out); });
-    check_threads<T>(kManyBlocks, [&](int threads, T* out) {
-      run(threads, std::int64_t{0}, kManyBlocks, out);
-    });
+    check_threads<T>(kManyBlocks,
+                     [&](int threads, T* out) { run(threads, std::int64_t{0}, kManyBlocks, out); });
   };
   both([&](int t, std::int64_t i, std::int64_t n, T* out) {
     add<T>(t, n, a.data() + i, b.data() + i, out);
@@ -163,8 +164,8 @@ void check_cast() {
   for (std::size_t i = 0; i < values.size(); ++i) {
     const double exact = to_double(in[i]);
     if constexpr (sizeof(To) >= sizeof(From)) {
-      if constexpr (!(std::is_same_v<From, bf16> && std::is_same_v<To, f16>) &&
-                    !(std::is_same_v<From, f16> && std::is_same_v<To, bf16>)) {
+      if constexpr (!(std::is_same_v<From, bf16> && std::is_same_v<To, f16>)&&!(
+                        std::is_same_v<From, f16> && std::is_same_v<To, bf16>)) {
         CHECK(to_double(values[i]) == exact);
       }
     } else {
@@ -190,7 +191,8 @@ void check_rounds_once(double ulp_at_one) {
   std::vector<double> in;
   for (int k = 0; k < 40; ++k) {
     for (const double hair : {-0x1p-40, 0x1p-40, 0.0, 0x1p-30, -0x1p-22}) {
-      for (const double sign : {-1.0, 1.0}) in.push_back(sign * (1 + (k + 0.5) * ulp_at_one + hair));
+      for (const double sign : {-1.0, 1.0})
+        in.push_back(sign * (1 + (k + 0.5) * ulp_at_one + hair));
     }
   }
   std::vector<T> out(in.size());
@@ -211,7 +213,7 @@ TEST_CASE("cpu elementwise: casts between all floating types") {
 
 TEST_CASE("cpu elementwise: casts of special values") {
   const double inf = std::numeric_limits<double>::infinity();
-  const std::vector<double> in = {inf,    -inf,    1e300, -1e300, 0.0,    -0.0,
+  const std::vector<double> in = {inf,    -inf,    1e300, -1e300, 0.0,     -0.0,
                                   1e-320, -1e-320, 65520, 65519,  0x1p-25, 0x1.8p-25};
   std::vector<float> single(in.size());
   std::vector<bf16> brain(in.size());

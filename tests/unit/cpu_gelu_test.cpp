@@ -11,21 +11,22 @@ namespace {
 
 template <typename S>
 S plain_gelu(GeluForm form, S x) {
-  if (form == GeluForm::exact) return x * S(0.5) * (S(1) + std::erf(x * S(0.70710678118654752440)));
-  const S inner = S(0.79788456080286535588) * (x + S(0.044715) * x * x * x);
+  if (form == GeluForm::exact)
+    return x * S(0.5) * (S(1) + std::erf(x * S(0.70710678118654752440L)));
+  const S inner = S(0.79788456080286535588L) * (x + S(0.044715L) * x * x * x);
   return S(0.5) * x * (S(1) + std::tanh(inner));
 }
 
 template <typename S>
 S plain_slope(GeluForm form, S x) {
   if (form == GeluForm::exact) {
-    const S cdf = S(0.5) * (S(1) + std::erf(x * S(0.70710678118654752440)));
-    return cdf + x * S(0.39894228040143267794) * std::exp(S(-0.5) * x * x);
+    const S cdf = S(0.5) * (S(1) + std::erf(x * S(0.70710678118654752440L)));
+    return cdf + x * S(0.39894228040143267794L) * std::exp(S(-0.5) * x * x);
   }
-  const S slope = S(0.79788456080286535588);
-  const S t = std::tanh(slope * (x + S(0.044715) * x * x * x));
+  const S slope = S(0.79788456080286535588L);
+  const S t = std::tanh(slope * (x + S(0.044715L) * x * x * x));
   return S(0.5) * (S(1) + t) +
-         S(0.5) * x * (S(1) - t * t) * slope * (S(1) + S(3 * 0.044715) * x * x);
+         S(0.5) * x * (S(1) - t * t) * slope * (S(1) + S(3 * 0.044715L) * x * x);
 }
 
 }  // namespace
@@ -39,9 +40,9 @@ TEST_CASE_TEMPLATE("cpu gelu: forward and backward against fp64", T, double, flo
       std::vector<double> exact, exact_grad;
       std::vector<T> plain, plain_grad;
       for (std::size_t i = 0; i < x.size(); ++i) {
-        const double v = to_double(x[i]), g = to_double(grad[i]);
-        exact.push_back(plain_gelu<double>(form, v));
-        exact_grad.push_back(g * plain_slope<double>(form, v));
+        const long double v = to_double(x[i]), g = to_double(grad[i]);
+        exact.push_back(static_cast<double>(plain_gelu<long double>(form, v)));
+        exact_grad.push_back(static_cast<double>(g * plain_slope<long double>(form, v)));
         plain.push_back(T(plain_gelu<A>(form, static_cast<A>(x[i]))));
         plain_grad.push_back(
             T(static_cast<A>(grad[i]) * plain_slope<A>(form, static_cast<A>(x[i]))));
@@ -84,9 +85,8 @@ TEST_CASE_TEMPLATE("cpu gelu: same bits wherever cut, on any number of threads",
     check_every_cut<T>([&](std::int64_t i, std::int64_t n, T* out) {
       gelu_backward<T>(1, n, form, x.data() + i, grad.data() + i, out);
     });
-    check_threads<T>(kMany, [&](int threads, T* out) {
-      gelu_forward<T>(threads, kMany, form, x.data(), out);
-    });
+    check_threads<T>(
+        kMany, [&](int threads, T* out) { gelu_forward<T>(threads, kMany, form, x.data(), out); });
     check_threads<T>(kMany, [&](int threads, T* out) {
       gelu_backward<T>(threads, kMany, form, x.data(), grad.data(), out);
     });

@@ -1,14 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
-// kernels/cpu/math.h (and the conversions and lane sums of simd.h) against the C library in fp64.
-// Each sweep walks fp32 numbers by their bit pattern, so it covers every binade; the stride is odd
-// so that all low bits occur.
+// kernels/cpu/math.h against the C library in fp64; conversions and lane sums of simd.h, and
+// parallel.h. Each sweep walks fp32 numbers by their bit pattern, so it covers every binade; the
+// stride is odd so that all low bits occur.
 #include <doctest/doctest.h>
 #include <sherd/kernels/cpu/math.h>
+#include <sherd/kernels/cpu/parallel.h>
 
 #include <algorithm>
 #include <bit>
 #include <cmath>
 #include <limits>
+#include <vector>
 
 namespace {
 
@@ -105,16 +107,16 @@ TEST_CASE("math: erf") {
 
 namespace {
 
-const auto cdf_of = [](VecF32 x) {
+VecF32 cdf_of(VecF32 x) {
   VecF32 cdf, pdf;
   normal_cdf_pdf(x, &cdf, &pdf);
   return cdf;
-};
-const auto pdf_of = [](VecF32 x) {
+}
+VecF32 pdf_of(VecF32 x) {
   VecF32 cdf, pdf;
   normal_cdf_pdf(x, &cdf, &pdf);
   return pdf;
-};
+}
 double exact_cdf(double x) {
   return 0.5 * std::erfc(-x / std::sqrt(2.0));
 }
@@ -281,4 +283,21 @@ TEST_CASE("simd: lane sums add in one fixed tree") {
 TEST_CASE("simd: broadcast keeps the sign of zero") {
   CHECK(std::signbit(broadcast<float>(-0.f)[0]));
   CHECK(std::signbit(broadcast<double>(-0.0)[0]));
+}
+
+TEST_CASE("parallel_workers: every task once, a worker is one thread") {
+  for (const int threads : {1, 2, 3, 7}) {
+    for (const std::int64_t tasks : {0, 1, 5, 100}) {
+      std::vector<int> runs(static_cast<std::size_t>(tasks));
+      std::vector<std::int64_t> done(static_cast<std::size_t>(threads));  // unguarded on purpose
+      parallel_workers(threads, tasks, [&](int worker, std::int64_t task) {
+        ++runs[static_cast<std::size_t>(task)];
+        ++done[static_cast<std::size_t>(worker)];
+      });
+      CHECK(std::all_of(runs.begin(), runs.end(), [](int count) { return count == 1; }));
+      std::int64_t sum = 0;
+      for (const std::int64_t count : done) sum += count;
+      CHECK(sum == tasks);
+    }
+  }
 }

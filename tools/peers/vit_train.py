@@ -78,9 +78,11 @@ class VisionTransformer(nn.Module):
 
 def make_adamw(model, lr, weight_decay, kind="auto"):
     """(optimizer, its kind): fused where this PyTorch has it on the CPU (2.4), else foreach or loop."""
-    undecayed = [p for n, p in model.named_parameters() if p.dim() <= 1 or n in ("pos_embed", "cls_token")]
+    undecayed = [p for n, p in model.named_parameters()
+                 if p.dim() <= 1 or n in ("pos_embed", "cls_token")]
     ids = {id(p) for p in undecayed}
-    groups = [{"params": [p for p in model.parameters() if id(p) not in ids], "weight_decay": weight_decay},
+    decayed = [p for p in model.parameters() if id(p) not in ids]
+    groups = [{"params": decayed, "weight_decay": weight_decay},
               {"params": undecayed, "weight_decay": 0.0}]
     for name in ("fused", "foreach", "loop") if kind == "auto" else (kind,):
         options = {"fused": {"fused": True}, "foreach": {"foreach": True}, "loop": {"foreach": False}}[name]
@@ -115,8 +117,8 @@ def describe(threads):
 
 
 def print_info(info, out):
-    print("torch %(torch)s, %(threads)d threads, 2048^3 matmul fp32 %(matmul_gflops).1f GFLOP/s, load average before "
-          "%(load_average).1f" % info
+    print("torch %(torch)s, %(threads)d threads, 2048^3 matmul fp32 %(matmul_gflops).1f GFLOP/s, "
+          "load average before %(load_average).1f" % info
           + ("" if info["sdpa"] else ", attention from plain operations (no F.scaled_dot_product_attention)")
           + "".join(", %s=%s" % (k, info[k]) for k in ("OPENBLAS_CORETYPE", "OMP_WAIT_POLICY") if k in info),
           file=out)
@@ -145,7 +147,8 @@ def load(directory, prefix):
 def accuracy(model, images, labels):
     model.eval()
     with torch.no_grad():
-        right = sum(int((model(x).argmax(1) == y).sum()) for x, y in zip(images.split(1000), labels.split(1000)))
+        right = sum(int((model(x).argmax(1) == y).sum())
+                    for x, y in zip(images.split(1000), labels.split(1000)))
     model.train()
     return 100.0 * right / len(labels)
 
@@ -196,7 +199,8 @@ def main():
             step, seen = step + 1, seen + len(index)
         seconds = time.perf_counter() - start
         record = {"epoch": epoch, "steps": step, "loss": float(losses) / math.ceil(seen / args.batch_size),
-                  "seconds": seconds, "images_per_s": seen / seconds, "test_accuracy": accuracy(model, *test)}
+                  "seconds": seconds, "images_per_s": seen / seconds,
+                  "test_accuracy": accuracy(model, *test)}
         result["epochs"].append(record)
         print("epoch %(epoch)d  step %(steps)d  loss %(loss).4f  %(images_per_s).0f images/s (training only)  "
               "test accuracy %(test_accuracy).2f %%" % record, file=out, flush=True)

@@ -1,0 +1,88 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "command.h"
+
+#include <sys/resource.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstdio>
+
+namespace sherd::cli {
+
+SettingFlags::SettingFlags(CLI::App* app, const std::vector<std::string>& sections) {
+  const TrainSettings defaults;
+  for (const Setting& setting : setting_table()) {
+    if (std::ranges::find(sections, setting.section()) == sections.end()) continue;
+    const std::string value = value_text(defaults, setting);
+    const std::string help =
+        value.empty() ? setting.help : fmt::format("{} [{}]", setting.help, value);
+    app->add_option_function<std::string>(
+           setting.flag(),
+           [flags = flags_, key = setting.key](const std::string& given) {
+             flags->emplace_back(key, given);
+           },
+           help)
+        ->type_name(setting.type())
+        ->group("[" + setting.section() + "]")
+        ->trigger_on_parse();
+  }
+}
+
+TrainSettings SettingFlags::resolve(const std::string& toml_path) const {
+  const Assignments file = toml_path.empty() ? Assignments{} : read_toml_settings(toml_path);
+  return resolve_settings(file, *flags_);
+}
+
+bool SettingFlags::gives(const std::string& key) const {
+  return std::ranges::any_of(*flags_, [&](const auto& flag) { return flag.first == key; });
+}
+
+std::string SettingFlags::other_than(const std::vector<std::string>& keys) const {
+  for (const auto& [key, value] : *flags_) {
+    if (std::ranges::find(keys, key) != keys.end()) continue;
+    return std::ranges::find(setting_table(), key, &Setting::key)->flag();
+  }
+  return {};
+}
+
+std::string group_digits(std::int64_t value) {
+  std::string digits = std::to_string(value);
+  for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3) {
+    digits.insert(static_cast<std::size_t>(at), ",");
+  }
+  return digits;
+}
+
+std::int64_t peak_resident_bytes() {
+  rusage usage{};
+  getrusage(RUSAGE_SELF, &usage);
+  return static_cast<std::int64_t>(usage.ru_maxrss) * 1024;
+}
+
+ProgressLine::ProgressLine() : terminal_(isatty(STDOUT_FILENO) != 0) {}
+
+void ProgressLine::show(const std::string& text) {
+  if (!terminal_) return;
+  const double now =
+      std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
+  if (now - last_ < 0.1) return;
+  last_ = now;
+  shown_ = true;
+  fmt::print("\r\033[K{}", text);
+  std::fflush(stdout);
+}
+
+void ProgressLine::clear() {
+  if (shown_) fmt::print("\r\033[K");
+  shown_ = false;
+  last_ = 0.0;
+}
+
+std::string bar(double fraction, int width) {
+  const int full = std::clamp(static_cast<int>(fraction * width), 0, width);
+  return "[" + std::string(static_cast<std::size_t>(full), '#') +
+         std::string(static_cast<std::size_t>(width - full), '-') + "]";
+}
+
+}  // namespace sherd::cli

@@ -1,0 +1,59 @@
+// SPDX-License-Identifier: Apache-2.0
+// The commands of the `sherd` program. Each adds itself to the parser; its callback runs after parsing
+// and returns the exit status.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <sherd/tools/trainer/settings.h>
+
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace sherd::cli {
+
+struct Command {
+  CLI::App* app = nullptr;
+  std::function<int()> run;
+};
+
+Command add_train(CLI::App& parent);
+Command add_eval(CLI::App& parent);
+Command add_inspect(CLI::App& parent);
+Command add_bench(CLI::App& parent);
+
+// Flags for settings of the given sections, collected as they were typed; resolve() applies them over
+// the TOML file.
+class SettingFlags {
+ public:
+  SettingFlags(CLI::App* app, const std::vector<std::string>& sections);
+  TrainSettings resolve(const std::string& toml_path) const;
+  bool gives(const std::string& key) const;
+  // The first flag that was given and is not for one of these keys; empty if there is none.
+  std::string other_than(const std::vector<std::string>& keys) const;
+
+ private:
+  std::shared_ptr<Assignments> flags_ = std::make_shared<Assignments>();
+};
+
+std::string group_digits(std::int64_t value);  // 139018 → "139,018"
+std::int64_t peak_resident_bytes();            // of this process
+
+// A line that is redrawn while work goes on, only on a terminal; elsewhere nothing is shown.
+class ProgressLine {
+ public:
+  ProgressLine();
+  void show(const std::string& text);  // at most ten times a second
+  void clear();
+
+ private:
+  bool terminal_;
+  bool shown_ = false;
+  double last_ = 0.0;
+};
+
+// "[######----]" of `width` characters inside the brackets.
+std::string bar(double fraction, int width);
+
+}  // namespace sherd::cli

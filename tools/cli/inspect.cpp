@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "command.h"
+
+#include <sherd/models/vit.h>
+#include <sherd/runtime/io/safetensors.h>
+#include <sherd/runtime/ledger.h>
+
+#include <algorithm>
+
+namespace sherd::cli {
+namespace {
+
+int list_models(std::int64_t classes) {
+  fmt::print("model                    parameters   dim  depth  heads  head dim  patch  image\n");
+  for (const std::string& name : vit_preset_names()) {
+    ViTSettings settings = vit_preset(name);
+    settings.classes = classes;
+    const VisionTransformer model(settings);
+    const ViTSettings& s = model.settings();
+    fmt::print("{:<23}  {:>11}  {:>4}  {:>5}  {:>5}  {:>8}  {:>5}  {}x{}x{}\n", name,
+               group_digits(model.parameter_count()), s.dim, s.depth, s.heads, s.head_dim, s.patch,
+               s.channels, s.image_height, s.image_width);
+  }
+  fmt::print("\nwith {} classes; `sherd inspect model NAME` lists a model's parameters\n", classes);
+  return 0;
+}
+
+int inspect_model(const std::string& name, std::int64_t classes) {
+  SHERD_CHECK(classes > 0, "--classes: must be positive, got {}", classes);
+  if (name.empty()) return list_models(classes);
+  ViTSettings settings = vit_preset(name);
+  settings.classes = classes;
+  VisionTransformer model(settings);
+  std::int64_t decayed = 0;
+  for (const Parameter* parameter : model.parameters()) {
+    if (parameter->weight_decay()) decayed += parameter->numel();
+    fmt::print("{:<32} {:<20} {:>12}  {}\n", parameter->name(), parameter->shape().to_string(),
+               group_digits(parameter->numel()), parameter->weight_decay() ? "decay" : "no decay");
+  }
+  const std::int64_t count = model.parameter_count();
+  fmt::print("\n{}: {} parameters ({} in fp32), {} with weight decay and {} without\n", name,
+             group_digits(count), format_bytes(4 * count), group_digits(decayed),
+             group_digits(count - decayed));
+  fmt::print("{:.2f} GFLOP of matrix products for a training step on one image\n",
+             model.training_flops_per_image() / 1e9);
+  return 0;
+}
+
+int inspect_weights(const std::string& path) {
+  const SafetensorsFile file = SafetensorsFile::open(path);
+  std::int64_t elements = 0, bytes = 0;
+  std::size_t width = 4;
+  for (const SafetensorsEntry& entry : file.entries()) width = std::max(width, entry.name.size());
+  std::vector<const SafetensorsEntry*> sorted;
+  for (const SafetensorsEntry& entry : file.entries()) sorted.push_back(&entry);
+  std::ranges::sort(sorted, {}, [](const SafetensorsEntry* entry) { return entry->name; });
+  for (const SafetensorsEntry* entry : sorted) {
+    fmt::print("{:<{}}  {:<5} {:<20} {:>12}\n", entry->name, width, name_of(entry->dtype),
+               entry->shape.to_string(), group_digits(entry->shape.numel()));
+    elements += entry->shape.numel();
+    bytes += static_cast<std::int64_t>(entry->size);
+  }
+  fmt::print("\n{}: {} tensors, {} elements, {}\n", path, file.entries().size(),
+             group_digits(elements), format_bytes(bytes));
+  for (const auto& [key, value] : file.metadata()) fmt::print("{} = {}\n", key, value);
+  return 0;
+}
+
+}  // namespace
+
+Command add_inspect(CLI::App& parent) {
+  CLI::App* app = parent.add_subcommand("inspect", "Shows what is in a model or a weights file.\n");
+  app->require_subcommand(1);
+  struct State {
+    std::string model, weights;
+    std::int64_t classes = 1000;
+  };
+  auto state = std::make_shared<State>();
+  CLI::App* model = app->add_subcommand("model", "The model names, or every parameter of one.\n");
+  model->add_option("name", state->model, "timm's name, such as vit_base_patch16_224")
+      ->type_name("NAME");
+  model->add_option("--classes", state->classes, "classes of the head [1000]")->type_name("INT");
+  CLI::App* weights = app->add_subcommand("weights", "Every tensor of a safetensors file.\n");
+  weights->add_option("file", state->weights, "a safetensors file")->type_name("FILE")->required();
+  return {app, [state, model] {
+            return model->parsed() ? inspect_model(state->model, state->classes)
+                                   : inspect_weights(state->weights);
+          }};
+}
+
+}  // namespace sherd::cli

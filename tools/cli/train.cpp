@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "command.h"
+
+#include <sherd/runtime/ledger.h>
+#include <sherd/tools/trainer/golden.h>
+#include <sherd/tools/trainer/train.h>
+
+#include <csignal>
+
+namespace sherd::cli {
+namespace {
+
+// Set by SIGINT and SIGTERM: a signal handler can reach nothing but such a flag.
+volatile std::sig_atomic_t stop_requested = 0;
+
+void request_stop(int) {
+  stop_requested = 1;
+}
+
+class Reporter final : public TrainObserver {
+ public:
+  void on_start(const RunInfo& info) override {
+    info_ = info;
+    fmt::print("{} parameters; {} training and {} test images; {} epochs of {} steps; {} threads\n",
+               group_digits(info.parameters), group_digits(info.train_images),
+               group_digits(info.test_images), info.epochs, info.steps_per_epoch, info.threads);
+    fmt::print("epoch   train loss   test loss   top-1     images/s   seconds\n");
+    std::fflush(stdout);
+  }
+
+  void on_step(const StepInfo& now) override {
+    if (images_per_second_ == 0.0 || now.result.step % 16 == 0) {
+      images_per_second_ = now.images_per_second;
+    }
+    const auto done = static_cast<double>(now.step_in_epoch + 1);
+    line_.show(fmt::format("{:>5}   {} step {}/{}  loss {:.4f}  lr {:.2e}  norm {:.2f}  {:.0f} images/s",
+                           now.epoch + 1, bar(done / static_cast<double>(info_.steps_per_epoch), 20),
+                           now.step_in_epoch + 1, info_.steps_per_epoch, now.result.loss,
+                           now.result.lr, now.result.grad_norm, images_per_second_));
+  }
+
+  void on_evaluate(std::int64_t done, std::int64_t of) override {
+    line_.show(fmt::format("        {} evaluating {}/{}",
+                           bar(static_cast<double>(done) / static_cast<double>(of), 20), done, of));
+  }
+
+  void on_epoch(const EpochInfo& e) override {
+    line_.clear();
+    if (e.evaluated) {
+      fmt::print("{:>5}   {:>10.4f}   {:>9.4f}   {:>5.2f}%   {:>8}   {:>7.1f}\n", e.epoch + 1,
+                 e.train_loss, e.test.loss, 100.0 * e.test.accuracy(),
+                 group_digits(static_cast<std::int64_t>(e.images_per_second)), e.seconds);
+    } else {
+      fmt::print("{:>5}   {:>10.4f}   {:>9}   {:>6}   {:>8}   {:>7.1f}\n", e.epoch + 1, e.train_loss,
+                 "-", "-", group_digits(static_cast<std::int64_t>(e.images_per_second)), e.seconds);
+    }
+    std::fflush(stdout);
+  }
+
+  bool should_stop() override { return stop_requested != 0; }
+
+ private:
+  RunInfo info_;
+  ProgressLine line_;
+  double images_per_second_ = 0.0;
+};
+
+int run_training(const TrainSettings& settings) {
+  std::signal(SIGINT, request_stop);
+  std::signal(SIGTERM, request_stop);
+  Reporter reporter;
+  const TrainOutcome outcome = train(settings, reporter);
+  if (outcome.stopped) {
+    fmt::print("\nstopped by a signal after {} steps; the weights so far are saved\n", outcome.steps);
+  }
+  fmt::print("\ntest accuracy   {:.2f}% of {} images (loss {:.4f})\n", 100.0 * outcome.test.accuracy(),
+             group_digits(outcome.test.samples), outcome.test.loss);
+  fmt::print("speed           {} images/s in training\n",
+             group_digits(static_cast<std::int64_t>(outcome.images_per_second)));
+  fmt::print("peak memory     {} ({})\n", format_bytes(outcome.peak_bytes),
+             format_breakdown(outcome.at_peak));
+  fmt::print("                {} reserved by the allocator, {} held by the process\n",
+             format_bytes(outcome.peak_reserved_bytes), format_bytes(peak_resident_bytes()));
+  fmt::print("weights         {}\nlog             {}\nconfiguration   {}\n", outcome.weights_path,
+             outcome.log_path, outcome.config_path);
+  return outcome.stopped ? 130 : 0;
+}
+
+int run_golden_command(const GoldenOptions& options) {
+  fmt::print("golden run {} in {}, tolerance {:g}\n", options.directory, name_of(options.dtype),
+             options.tolerance);
+  fmt::print("step   loss                  given                 norm                  given                 error\n");
+  const GoldenResult result = run_golden(options, [&](const GoldenStep& s) {
+    fmt::print("{:>4}   {:<20.16g}  {:<20.16g}  {:<20.16g}  {:<20.16g}  {:.1e}{}\n", s.step, s.loss,
+               s.given_loss, s.grad_norm, s.given_grad_norm, s.error,
+               s.error <= options.tolerance ? "" : "  past the tolerance");
+    std::fflush(stdout);
+  });
+  fmt::print("\nlosses, norms and rates: largest relative error {:.2e}, tolerance {:g}\n",
+             result.worst_error, options.tolerance);
+  if (result.weights_compared) {
+    fmt::print("final weights: largest difference {:.2e} at {}{}\n", result.worst_weight_error,
+               result.worst_weight,
+               result.weight_tolerance < 0.0
+                   ? " (not checked in f32; --weight-tolerance checks it)"
+                   : fmt::format(", tolerance {:g}", result.weight_tolerance));
+  }
+  fmt::print("{}\n", result.passed ? "passed" : "FAILED");
+  return result.passed ? 0 : 1;
+}
+
+}  // namespace
+
+Command add_train(CLI::App& parent) {
+  CLI::App* app = parent.add_subcommand(
+      "train",
+      "Trains a Vision Transformer and writes OUT/model.safetensors (timm's keys), OUT/log.jsonl and\n"
+      "OUT/config.toml. Settings: defaults, then --preset, then the TOML file, then flags.\n\n"
+      "  sherd train --epochs 3 --out runs/try\n"
+      "  sherd train runs/try/config.toml --seed 1 --out runs/again\n"
+      "  sherd train --golden DIR --dtype f64 --tolerance 1e-9\n");
+  struct State {
+    std::string toml, golden;
+    double tolerance = 1e-9, weight_tolerance = -1.0;
+  };
+  auto state = std::make_shared<State>();
+  app->add_option("file", state->toml, "TOML file of settings (sections as below)")->type_name("FILE");
+  SettingFlags flags(app, {"model", "data", "optimizer", "schedule", "run"});
+  const std::string group = "golden runs";
+  CLI::Option* golden =
+      app->add_option("--golden", state->golden,
+                      "repeat the run described in DIR/golden.json and compare every loss and norm; "
+                      "uses --dtype, --data-dir and --threads, ignores no field of golden.json")
+          ->type_name("DIR")->group(group);
+  app->add_option("--tolerance", state->tolerance, "largest relative error of a golden run [1e-09]")
+      ->type_name("NUMBER")->group(group)->needs(golden);
+  app->add_option("--weight-tolerance", state->weight_tolerance,
+                  "largest difference of a final weight [1e-08 in f64, not checked in f32]")
+      ->type_name("NUMBER")->group(group)->needs(golden);
+  return {app, [state, flags] {
+            const TrainSettings settings = flags.resolve(state->toml);
+            if (state->golden.empty()) return run_training(settings);
+            const std::string given = flags.other_than({"run.dtype", "data.data_dir", "run.threads"});
+            SHERD_CHECK(given.empty() && state->toml.empty(),
+                        "--golden: {} cannot be combined with it; golden.json has every setting",
+                        given.empty() ? state->toml : given);
+            GoldenOptions options;
+            options.directory = state->golden;
+            options.data_dir = settings.data_dir;
+            options.dtype = dtype_from_name(settings.dtype);
+            options.tolerance = state->tolerance;
+            options.weight_tolerance = state->weight_tolerance;
+            options.threads = context_options(settings).threads;
+            return run_golden_command(options);
+          }};
+}
+
+}  // namespace sherd::cli

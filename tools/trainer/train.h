@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// A training run from settings to weights. It reports through an observer and never prints.
+#pragma once
+
+#include <sherd/models/vit.h>
+#include <sherd/tools/trainer/evaluate.h>
+#include <sherd/tools/trainer/settings.h>
+#include <sherd/tools/trainer/training_step.h>
+
+#include <memory>
+#include <string>
+
+namespace sherd {
+
+struct RunInfo {
+  std::string out;
+  std::int64_t parameters = 0, train_images = 0, test_images = 0;
+  std::int64_t epochs = 0, steps_per_epoch = 0, total_steps = 0;
+  int threads = 0;
+};
+
+struct StepInfo {
+  StepResult result;
+  std::int64_t epoch = 0, step_in_epoch = 0;
+  double images_per_second = 0.0;  // since the last log line
+  double data_wait = 0.0;          // seconds spent waiting for batches since then
+};
+
+struct EpochInfo {
+  std::int64_t epoch = 0;
+  double train_loss = 0.0;  // mean over the epoch's samples
+  double seconds = 0.0;
+  double images_per_second = 0.0;
+  bool evaluated = false;
+  EvaluationResult test;
+};
+
+class SHERD_API TrainObserver {
+ public:
+  virtual ~TrainObserver();
+  virtual void on_start(const RunInfo&) {}
+  virtual void on_step(const StepInfo&) {}
+  virtual void on_evaluate(std::int64_t /*done*/, std::int64_t /*of*/) {}
+  virtual void on_epoch(const EpochInfo&) {}
+  virtual bool should_stop() { return false; }  // asked after each step
+};
+
+struct TrainOutcome {
+  RunInfo info;
+  std::int64_t steps = 0;
+  bool stopped = false;  // by the observer; the weights are saved all the same
+  EvaluationResult test;
+  double train_seconds = 0.0;        // of the steps alone, data waits included
+  double images_per_second = 0.0;
+  MemoryBreakdown at_peak{}, peaks{};
+  std::int64_t peak_bytes = 0, peak_reserved_bytes = 0;
+  std::string weights_path, log_path, config_path;
+};
+
+// Creates `settings.out` (it must not hold a run already) with config.toml, log.jsonl and, at the end,
+// model.safetensors.
+SHERD_API TrainOutcome train(const TrainSettings& settings, TrainObserver& observer);
+
+// The optimizer of the settings.
+SHERD_API std::unique_ptr<Optimizer> make_optimizer(const TrainSettings& settings);
+SHERD_API StepSettings step_settings(const TrainSettings& settings, const LrSchedule& schedule);
+// Makes the model's weights: from settings.weights, or by its initialisers.
+SHERD_API void make_weights(const TrainSettings& settings, Context& context, Module& model);
+
+// "0.1.0, g++ 12.2, oneDNN" and such: what a log should say of the program.
+SHERD_API std::string version();
+SHERD_API std::string build_description();
+
+}  // namespace sherd
