@@ -6,9 +6,10 @@
 namespace sherd::cpu {
 namespace {
 
-// Note [Prefetching the next row]
-// Of the passes over a row only the first waits for memory, and the processor's own prefetcher stops
-// between rows while the others compute. So a later pass asks for the next row's input.
+// Note [Prefetching rows]
+// Of the passes over a row only the first waits for memory, and the processor's own prefetcher
+// stops between rows while the others compute. So each pass asks for one array's next piece: one
+// each, because all in one pass would fill the queue of misses and stall it.
 
 template <typename T>
 SHERD_INLINE void normalize_row(const LayerNormForward<T>& p, std::int64_t row) {
@@ -37,8 +38,7 @@ SHERD_INLINE void normalize_row(const LayerNormForward<T>& p, std::int64_t row) 
   const A mean = total / static_cast<A>(cols);
   const A squares = row_sum<T>(
       cols, [=](std::int64_t c, int count) __attribute__((always_inline)) {
-        __builtin_prefetch(next_input + c);  // see Note [Prefetching the next row]
-        __builtin_prefetch(next_residual + c);
+        __builtin_prefetch(next_input + c);  // see Note [Prefetching rows]
         const Vec<T> centred = load<T>(x + c, count) - mean;
         return centred * centred;
       });
@@ -50,6 +50,7 @@ SHERD_INLINE void normalize_row(const LayerNormForward<T>& p, std::int64_t row) 
   T* const output = p.output + row * cols;
   for_each_vector<T>(
       cols, [=](std::int64_t c, int count) __attribute__((always_inline)) {
+        __builtin_prefetch(next_residual + c);
         Vec<T> y = (load<T>(x + c, count) - mean) * rstd;
         const Vec<T> shift = bias != nullptr ? load<T>(bias + c, count) : Vec<T>{};
         y = weight != nullptr ? madd(y, load<T>(weight + c, count), shift) : y + shift;
@@ -72,12 +73,12 @@ SHERD_INLINE void grad_input_row(const LayerNormBackward<T>& p, std::int64_t row
   const T* const x = p.input + row * cols;
   const T* const grad = p.grad_output + row * cols;
   const T* const weight = p.weight;
+  T* const out = p.grad_input + row * cols;
   const A mean = p.mean[row], rstd = p.rstd[row];
   const std::int64_t next = row + 1 < p.rows ? cols : 0;
   Vec<T> sums[2] = {}, dots[2] = {};
   const auto add_to = [&](int k, std::int64_t c, int count) __attribute__((always_inline)) {
-    __builtin_prefetch(x + next + c);  // see Note [Prefetching the next row]
-    __builtin_prefetch(grad + next + c);
+    __builtin_prefetch(x + next + c);                           // see Note [Prefetching rows]
     const Vec<T> d = weighted_grad<T>(weight, grad, c, count);  // zero past count, if x is not
     sums[k] += d;
     dots[k] += d * (load<T>(x + c, count) - mean);
@@ -96,10 +97,10 @@ SHERD_INLINE void grad_input_row(const LayerNormBackward<T>& p, std::int64_t row
   const A sum = horizontal_sum<T>(sums[0] + sums[1]), dot = horizontal_sum<T>(dots[0] + dots[1]);
   const A shift = sum / static_cast<A>(cols);
   const A slope = dot * rstd * rstd / static_cast<A>(cols);
-  T* const out = p.grad_input + row * cols;
   const bool accumulate = p.accumulate;
   for_each_vector<T>(
       cols, [=](std::int64_t c, int count) __attribute__((always_inline)) {
+        __builtin_prefetch(grad + next + c);
         const Vec<T> centred = load<T>(x + c, count) - mean;
         const Vec<T> d = weighted_grad<T>(weight, grad, c, count) - shift;
         const Vec<T> result = madd(-centred, broadcast<T>(slope), d) * rstd;
@@ -115,8 +116,10 @@ SHERD_INLINE void grad_parameters_row(const LayerNormBackward<T>& p, std::int64_
   const T* const x = p.input + row * p.cols;
   const T* const grad = p.grad_output + row * p.cols;
   const A mean = p.mean[row], rstd = p.rstd[row];
+  const T* const to_write = p.grad_input != nullptr ? p.grad_input + row * p.cols : grad;
   for_each_vector<T>(
       p.cols, [=](std::int64_t c, int count) __attribute__((always_inline)) {
+        __builtin_prefetch(to_write + c, 1);  // see Note [Prefetching rows]
         const Vec<T> g = load<T>(grad + c, count);
         const Vec<T> h = (load<T>(x + c, count) - mean) * rstd;
         store<A>(grad_weight + c, madd(g, h, load<A>(grad_weight + c, count)), count);

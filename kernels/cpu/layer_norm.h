@@ -21,7 +21,7 @@ struct LayerNormForward {
   acc_t<T> eps = 0;
   T* sum = nullptr;          // '=' input + residual rounded to T, which is what is normalised;
                              // needed with a residual; may be input or residual itself
-  T* output = nullptr;       // '='; may be input (without a residual) or sum's own input
+  T* output = nullptr;       // '='; may be input or residual (unless sum is it too)
   acc_t<T>* mean = nullptr;  // '=' [rows]
   acc_t<T>* rstd = nullptr;  // '=' [rows], 1 / sqrt(variance + eps)
 };

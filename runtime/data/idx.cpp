@@ -141,8 +141,8 @@ IdxPaths find_mnist_like(const std::string& directory, const std::string& which,
                     "directory that holds the files",
                     kDebianPackage, kDebianPackage)
               : std::string(
-                    "download the four MNIST files (for one, from "
-                    "https://ossci-datasets.s3.amazonaws.com/mnist/) and give their directory");
+                    "get MNIST's four files (yann.lecun.com/exdb/mnist and its mirrors) and give "
+                    "their directory");
   SHERD_CHECK(fashion || !directory.empty(),
               "no directory given for {} ({}): looked for nothing; {}", which, split, help);
   const std::string where = directory.empty() ? kDebianDirectory : directory;

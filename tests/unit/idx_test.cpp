@@ -156,8 +156,8 @@ TEST_CASE("idx: the standard names are found, plain before gzip") {
            "apt-get install dataset-fashion-mnist");
   std::filesystem::remove(directory.path("t10k-images-idx3-ubyte.gz"));
   rejected(where.c_str(), "mnist", "test", "looked for t10k-images-idx3-ubyte[.gz] in", where,
-           "download");
-  rejected("", "mnist", "test", "no directory given", "download");
+           "MNIST's four files");
+  rejected("", "mnist", "test", "no directory given", "MNIST's four files");
   rejected(where.c_str(), "cifar", "test", "'cifar'", "'mnist' or 'fashion-mnist'");
   rejected(where.c_str(), "mnist", "val", "'val'", "'train' or 'test'");
 }

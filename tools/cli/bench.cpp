@@ -47,13 +47,13 @@ struct StepUnderTest {
   }
 
   static SyntheticOptions shape_options(const TrainSettings& settings) {
-    const DataSource data = open_data(settings);
+    const DataSource data = open_data(settings, DataParts::test);
     SyntheticOptions options;
     options.size = 1;
-    options.channels = data.train->channels();
-    options.height = data.train->height();
-    options.width = data.train->width();
-    options.classes = data.train->classes();
+    options.channels = data.test->channels();
+    options.height = data.test->height();
+    options.width = data.test->width();
+    options.classes = data.test->classes();
     return options;
   }
 

@@ -26,7 +26,7 @@ TrainSettings settings_of(const std::string& run, const SettingFlags& flags) {
 int evaluate_command(const TrainSettings& settings) {
   SHERD_CHECK(!settings.weights.empty(), "eval: give the folder of a run, or --weights FILE");
   SHERD_CHECK(settings.batch_size > 0, "--batch-size: must be positive, got {}", settings.batch_size);
-  const DataSource data = open_data(settings);
+  const DataSource data = open_data(settings, DataParts::test);
   VisionTransformer model(model_settings(settings, data.test->channels(), data.test->height(),
                                          data.test->width(), data.test->classes()));
   Context context(context_options(settings));

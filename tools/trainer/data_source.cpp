@@ -5,6 +5,7 @@
 #include <sherd/runtime/data/synthetic.h>
 #include <sherd/runtime/suggest.h>
 
+#include <algorithm>
 #include <array>
 #include <cstdio>
 
@@ -69,12 +70,14 @@ std::vector<double> per_channel(const char* what, std::vector<double> values,
 
 }  // namespace
 
-DataSource open_data(const TrainSettings& settings) {
+DataSource open_data(const TrainSettings& settings, DataParts parts) {
   DataSource source;
   if (settings.dataset == "synthetic") {
     source = open_synthetic(settings);
   } else if (settings.dataset == "fashion-mnist" || settings.dataset == "mnist") {
-    source.train = load_mnist_like(settings.data_dir, settings.dataset, "train");
+    if (parts == DataParts::train_and_test) {
+      source.train = load_mnist_like(settings.data_dir, settings.dataset, "train");
+    }
     source.test = load_mnist_like(settings.data_dir, settings.dataset, "test");
     const bool fashion = settings.dataset == "fashion-mnist";
     source.mean = {fashion ? 0.286 : 0.1307};
@@ -83,7 +86,7 @@ DataSource open_data(const TrainSettings& settings) {
     fail("unknown data set '{}'{}", settings.dataset,
          did_you_mean(settings.dataset, {"fashion-mnist", "mnist", "synthetic"}));
   }
-  const std::int64_t channels = source.train->channels();
+  const std::int64_t channels = source.test->channels();
   source.mean = per_channel("mean", settings.mean.empty() ? source.mean : settings.mean, channels);
   source.stddev =
       per_channel("stddev", settings.stddev.empty() ? source.stddev : settings.stddev, channels);

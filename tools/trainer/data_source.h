@@ -14,12 +14,15 @@
 namespace sherd {
 
 struct DataSource {
-  std::shared_ptr<const ImageDataset> train, test;
+  std::shared_ptr<const ImageDataset> train, test;  // null where not asked for
   std::vector<double> mean, stddev;  // one per channel
 };
 
+enum class DataParts : std::uint8_t { train_and_test, test };
+
 // Opens the data set of the settings. Synthetic test images are other ones than the training images.
-SHERD_API DataSource open_data(const TrainSettings& settings);
+SHERD_API DataSource open_data(const TrainSettings& settings,
+                               DataParts parts = DataParts::train_and_test);
 
 // The loader options shared by training and evaluation.
 SHERD_API BatchLoaderOptions loader_options(const TrainSettings& settings, const DataSource& data,

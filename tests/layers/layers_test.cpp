@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// The layer table: which folder may include which. Includes point down only.
+#include <doctest/doctest.h>
+
+#include <algorithm>
+#include <filesystem>
+#include <fstream>
+#include <map>
+#include <regex>
+#include <set>
+#include <string>
+#include <vector>
+
+namespace {
+
+namespace fs = std::filesystem;
+
+// A box of the picture and the boxes it may include besides itself; boxes below those come with them.
+const std::map<std::string, std::set<std::string>>& direct() {
+  static const std::map<std::string, std::set<std::string>> table{
+      {"runtime", {}},
+      {"runtime/io", {"runtime"}},
+      {"runtime/data", {"runtime/io"}},
+      {"kernels", {"runtime"}},
+      {"kernels/cpu", {"runtime"}},
+      {"comm", {"runtime"}},
+      {"autograd", {"kernels"}},
+      {"models", {"autograd", "models/layers", "runtime/io"}},
+      {"models/layers", {"autograd"}},
+      {"optim", {"autograd"}},
+      {"tools/trainer", {"models", "optim", "runtime/data"}},
+      {"tools/cli", {"tools/trainer"}},
+  };
+  return table;
+}
+
+// Pairs that belong together although neither is above the other: a public kernel dispatches to the
+// backend's raw kernels, which share its small enums; layers derive from Module.
+const std::set<std::pair<std::string, std::string>> kTogether{
+    {"kernels", "kernels/cpu"}, {"kernels/cpu", "kernels"}, {"models/layers", "models"}};
+
+std::set<std::string> below(const std::string& box) {
+  std::set<std::string> all;
+  std::vector<std::string> open{box};
+  while (!open.empty()) {
+    const std::string current = open.back();
+    open.pop_back();
+    for (const std::string& next : direct().at(current)) {
+      if (all.insert(next).second) open.push_back(next);
+    }
+  }
+  return all;
+}
+
+// The longest box that is a folder of this path; empty for tests and peers.
+std::string box_of(const std::string& path) {
+  std::string found;
+  for (const auto& [box, includes] : direct()) {
+    if (path.starts_with(box + "/") && box.size() > found.size()) found = box;
+  }
+  return found;
+}
+
+struct Include {
+  std::string file, box, target;
+};
+
+std::vector<Include> project_includes() {
+  const fs::path root(SHERD_SOURCE_ROOT);
+  static const std::regex pattern("^\\s*#\\s*include\\s*<sherd/([^>]+)>");
+  std::vector<Include> all;
+  for (const char* top : {"runtime", "kernels", "comm", "autograd", "models", "optim", "tools"}) {
+    for (const auto& entry : fs::recursive_directory_iterator(root / top)) {
+      static const std::set<std::string> kSources{".h", ".cpp", ".cu", ".cuh"};
+      if (!kSources.contains(entry.path().extension().string())) continue;
+      const std::string file = fs::relative(entry.path(), root).string();
+      std::ifstream stream(entry.path());
+      for (std::string line; std::getline(stream, line);) {
+        std::smatch match;
+        if (std::regex_search(line, match, pattern)) all.push_back({file, box_of(file), match[1]});
+      }
+    }
+  }
+  return all;
+}
+
+}  // namespace
+
+TEST_CASE("layers: includes point down only") {
+  const std::vector<Include> includes = project_includes();
+  CHECK(includes.size() > 200);
+  for (const Include& include : includes) {
+    const std::string target = box_of(include.target);
+    CAPTURE(include.file);
+    CAPTURE(include.target);
+    REQUIRE_FALSE(include.box.empty());
+    REQUIRE_FALSE(target.empty());
+    const bool allowed = target == include.box || below(include.box).contains(target) ||
+                         kTogether.contains({include.box, target});
+    CHECK(allowed);
+    CHECK(fs::exists(fs::path(SHERD_SOURCE_ROOT) / include.target));
+  }
+}
+
+TEST_CASE("layers: device code stays where it may be") {
+  static const std::regex device("cuda_runtime|cudaStream|cublas|nccl\\.h");
+  for (const Include& include : project_includes()) {
+    const bool may = include.file.starts_with("kernels/cuda/") ||
+                     include.file.starts_with("runtime/cuda/") ||
+                     include.file.starts_with("comm/nccl");
+    if (may) continue;
+    std::ifstream stream(fs::path(SHERD_SOURCE_ROOT) / include.file);
+    const std::string text((std::istreambuf_iterator<char>(stream)), {});
+    CHECK_MESSAGE(!std::regex_search(text, device), include.file);
+  }
+}
+
+TEST_CASE("layers: every header and source opens with its licence") {
+  for (const Include& include : project_includes()) {
+    std::ifstream stream(fs::path(SHERD_SOURCE_ROOT) / include.file);
+    std::string first;
+    std::getline(stream, first);
+    CHECK_MESSAGE(first == "// SPDX-License-Identifier: Apache-2.0", include.file);
+  }
+}
+
+TEST_CASE("layers: every public header is installed") {
+  // meson.build lists them; a forgotten one would break programs that use the installed library.
+  const fs::path root(SHERD_SOURCE_ROOT);
+  for (const char* top : {"runtime", "kernels", "autograd", "models", "optim", "tools/trainer"}) {
+    std::ifstream stream(root / top / "meson.build");
+    const std::string text((std::istreambuf_iterator<char>(stream)), {});
+    for (const auto& entry : fs::recursive_directory_iterator(root / top)) {
+      const std::string path = fs::relative(entry.path(), root / top).string();
+      if (entry.path().extension() != ".h" || path.starts_with("cpu/") || path == "dispatch.h") continue;
+      CHECK_MESSAGE(text.find("'" + path + "'") != std::string::npos, top, "/", path);
+    }
+  }
+}

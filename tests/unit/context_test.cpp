@@ -1,0 +1,232 @@
+// SPDX-License-Identifier: Apache-2.0
+// Context, ledger, allocator, storage, tensors and streams.
+#include <doctest/doctest.h>
+#include <sherd/kernels/elementwise.h>
+#include <sherd/kernels/matmul.h>
+#include <sherd/runtime/tensor.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstring>
+#include <thread>
+
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
+using namespace sherd;
+
+TEST_CASE("ledger: categories, peak and what it was made of") {
+  Context context;
+  Ledger& ledger = context.ledger();
+  const std::int64_t granule = Allocator::kGranule;
+  {
+    const Tensor weights = Tensor::empty(context, {100}, DType::f32, MemoryCategory::parameters);
+    CHECK(ledger.live(MemoryCategory::parameters) == granule);
+    const Tensor a = Tensor::empty(context, {129}, DType::f32);
+    CHECK(ledger.live(MemoryCategory::activations) == 2 * granule);
+  }
+  CHECK(ledger.live_total() == 0);
+  CHECK(ledger.peak_total() == 3 * granule);
+  CHECK(ledger.at_peak()[static_cast<std::size_t>(MemoryCategory::activations)] == 2 * granule);
+  ledger.reset_peak();
+  CHECK(ledger.peak_total() == 0);
+}
+
+TEST_CASE("ledger: a storage moves between categories") {
+  Context context;
+  const Tensor x = Tensor::empty(context, {1}, DType::f64);
+  x.storage().set_category(MemoryCategory::gradients);
+  CHECK(context.ledger().live(MemoryCategory::activations) == 0);
+  CHECK(context.ledger().live(MemoryCategory::gradients) == Allocator::kGranule);
+}
+
+TEST_CASE("allocator: blocks are reused and aligned, zero bytes cost nothing") {
+  Context context;
+  void* first = nullptr;
+  {
+    const Tensor x = Tensor::empty(context, {1000}, DType::f32);
+    first = x.raw_data();
+    CHECK(reinterpret_cast<std::uintptr_t>(first) % Allocator::kAlignment == 0);
+  }
+  const Tensor again = Tensor::empty(context, {1000}, DType::f32);
+  CHECK(again.raw_data() == first);
+  CHECK(context.allocator().reserved_bytes() == Allocator::rounded(4000));
+  const Tensor nothing = Tensor::empty(context, {0, 5}, DType::f32);
+  CHECK(context.ledger().live_total() == static_cast<std::int64_t>(Allocator::rounded(4000)));
+}
+
+TEST_CASE("allocator: the limit is an error that names category and holdings") {
+  Context context({.memory_limit = 1 << 20});
+  const Tensor half = Tensor::empty(context, {1 << 19}, DType::u8, MemoryCategory::parameters);
+  CHECK_THROWS_WITH_AS(Tensor::empty(context, {1 << 20}, DType::u8, MemoryCategory::gradients),
+                       doctest::Contains("1.0 MiB more for gradients would exceed the limit of 1.0 "
+                                         "MiB; in use: parameters 512.0 KiB"),
+                       Error);
+  CHECK(context.ledger().live_total() == 1 << 19);
+}
+
+TEST_CASE("allocator: cached blocks are given back before the limit is an error") {
+  Context context({.memory_limit = 1 << 20});
+  { const Tensor x = Tensor::empty(context, {800 << 10}, DType::u8); }
+  const Tensor y = Tensor::empty(context, {500 << 10}, DType::u8);
+  CHECK(context.allocator().reserved_bytes() == 500 << 10);
+}
+
+TEST_CASE("storage: release and restore keep identity and version, a write does not") {
+  Context context;
+  const Tensor x = full(context, {4}, DType::f32, 2.0, MemoryCategory::gathered_parameters);
+  const std::uint64_t version = x.storage().version();
+  x.storage().set_owner("unit blocks.3");
+  x.storage().release();
+  CHECK(context.ledger().live_total() == 0);
+  CHECK_THROWS_WITH_AS(x.data<float>(), doctest::Contains("unit blocks.3"), Error);
+  x.storage().restore();
+  CHECK(x.storage().version() == version);
+  fill(x, 1.0);
+  CHECK(x.storage().version() > version);
+}
+
+TEST_CASE("storage: from_blob uses the caller's bytes and runs the deleter last") {
+  Context context;
+  std::vector<float> values{1, 2, 3, 4};
+  bool deleted = false;
+  {
+    const Tensor x = Tensor::from_blob(context, values.data(), {2, 2}, DType::f32,
+                                       [&deleted] { deleted = true; });
+    const Tensor row = x.select(0, 1);
+    CHECK(row.data<float>() == values.data() + 2);
+    CHECK(context.ledger().live_total() == 0);
+    CHECK_FALSE(deleted);
+  }
+  CHECK(deleted);
+}
+
+TEST_CASE("tensor: views and their errors") {
+  Context context;
+  std::vector<float> values(24);
+  for (std::size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
+  const Tensor x = Tensor::from_host<float>(context, {2, 3, 4}, values);
+  CHECK(x.slice(1, 1, 3).select(2, 2).data<float>()[0] == 6.0f);
+  const Tensor swapped = contiguous(x.permute({2, 0, 1}));
+  CHECK(swapped.to_vector<float>()[1] == 4.0f);  // element (0, 0, 1) is x(0, 1, 0)
+  CHECK(contiguous(x.select(0, 0).select(0, 0).reshape({1, 4}).expand({3, 4})).to_vector<float>()[9] ==
+        1.0f);
+  CHECK_THROWS_WITH_AS(x.reshape({5, 5}), doctest::Contains("[2, 3, 4] to [5, 5]"), Error);
+  CHECK_THROWS_AS(x.permute({0, 0, 1}), Error);
+  CHECK_THROWS_AS(x.permute({2, 0, 1}).reshape({24}), Error);
+  CHECK_THROWS_AS(x.slice(0, 1, 3), Error);
+  CHECK_THROWS_WITH_AS(x.data<double>(), doctest::Contains("f32 read as f64"), Error);
+  CHECK_THROWS_AS(Tensor().shape().dim(0), Error);
+  CHECK_THROWS_WITH_AS(Tensor().storage(), doctest::Contains("undefined"), Error);
+}
+
+TEST_CASE("meta: shapes and bytes are real, values are not") {
+  Context context({.device = Device::meta});
+  const Tensor x = Tensor::empty(context, {1 << 20, 1 << 20}, DType::f32);  // 4 TiB
+  CHECK(context.ledger().live_total() == std::int64_t{4} << 40);
+  CHECK_THROWS_WITH_AS(x.data<float>(), doctest::Contains("meta"), Error);
+  CHECK(add(x, x).shape() == x.shape());
+}
+
+TEST_CASE("several contexts in one process do not know of each other") {
+  Context a({.threads = 1, .seed = 1}), b({.threads = 2, .seed = 2}), plan({.device = Device::meta});
+  const Tensor x = full(a, {64, 64}, DType::f32, 1.0), y = full(b, {64, 64}, DType::f32, 2.0);
+  const Tensor z = full(plan, {64, 64}, DType::f32, 3.0);
+  std::vector<float> from_thread;
+  std::thread other([&] { from_thread = matmul(y, y).to_vector<float>(); });
+  const std::vector<float> here = matmul(x, x).to_vector<float>();
+  other.join();
+  matmul(z, z);
+  CHECK(here[5] == 64.0f);
+  CHECK(from_thread[5] == 256.0f);
+  CHECK(a.ledger().live_total() == b.ledger().live_total());
+  CHECK(a.work().matmul_flops == 2 * 64 * 64 * 64);
+  CHECK(plan.work().matmul_flops == 2 * 64 * 64 * 64);
+}
+
+#ifdef _OPENMP
+TEST_CASE("threads: the caller's OpenMP setting is left as it was") {
+  const int before = omp_get_max_threads();
+  omp_set_num_threads(3);
+  Context context({.threads = 1});
+  const Tensor x = full(context, {32, 32}, DType::f32, 1.0);
+  matmul(x, x);
+  const Tensor y = full(context, {32, 32}, DType::f64, 1.0);
+  matmul(y, y);
+  CHECK(omp_get_max_threads() == 3);
+  omp_set_num_threads(before);
+}
+#endif
+
+TEST_CASE("streams: order, events, errors") {
+  using namespace std::chrono_literals;
+  Stream compute(Stream::Kind::in_place, "compute"), gather(Stream::Kind::worker, "gather");
+  std::vector<int> order;
+  std::atomic<bool> go{false};
+  gather.enqueue([&] {
+    while (!go) std::this_thread::sleep_for(1ms);
+    order.push_back(1);
+  });
+  const Event first = gather.record();
+  CHECK_FALSE(first.done());
+  gather.enqueue([&] { order.push_back(2); });
+  go = true;
+  compute.wait(first);  // an in-place stream blocks its caller
+  CHECK(first.done());
+  gather.synchronize();
+  CHECK(order == std::vector<int>{1, 2});
+
+  gather.enqueue([] { fail("on the gather stream"); });
+  bool ran_after_failure = false;
+  gather.enqueue([&] { ran_after_failure = true; });
+  const Event last = gather.record();
+  last.wait();  // a failure never leaves a waiter hanging
+  CHECK_THROWS_WITH_AS(gather.synchronize(), "on the gather stream", Error);
+  CHECK_FALSE(ran_after_failure);
+  CHECK_NOTHROW(gather.synchronize());
+
+  Stream meta(Stream::Kind::meta, "meta");
+  meta.enqueue([] { fail("meta must not run work"); });
+  CHECK(meta.record().done());
+}
+
+TEST_CASE("allocator: released bytes are reused only after their events") {
+  using namespace std::chrono_literals;
+  Context context;
+  Stream gather(Stream::Kind::worker, "gather");
+  std::atomic<bool> finished{false};
+  const void* address = nullptr;
+  {
+    const Tensor x = Tensor::empty(context, {1000}, DType::f32);
+    address = x.raw_data();
+    auto* bytes = x.data<float>();
+    gather.enqueue([&finished, bytes] {
+      std::this_thread::sleep_for(20ms);
+      bytes[0] = 1.0f;
+      finished = true;
+    });
+    x.storage().record_use(gather.record());
+  }
+  CHECK(context.ledger().live_total() == 0);  // the release counts at once
+  const Tensor y = Tensor::empty(context, {1000}, DType::f32);
+  CHECK(y.raw_data() == address);
+  CHECK(finished);
+}
+
+TEST_CASE("low-precision types round to nearest-even") {
+  CHECK(static_cast<float>(bf16(1.00390625f)) == 1.0f);         // half way, to even
+  CHECK(static_cast<float>(bf16(1.01171875f)) == 1.015625f);    // half way, to even above
+  CHECK(static_cast<float>(f16(1.00048828125f)) == 1.0f);
+  CHECK(static_cast<float>(f16(65519.0f)) == 65504.0f);
+  CHECK(std::isinf(static_cast<float>(f16(65520.0f))));
+  CHECK(static_cast<float>(f16(5.9604644775390625e-8f)) == 5.9604644775390625e-8f);
+  CHECK(static_cast<float>(f16(2.98e-8f)) == 0.0f);
+  CHECK(std::isnan(static_cast<float>(bf16(NAN))));
+  CHECK(std::isnan(static_cast<float>(f16(NAN))));
+  for (std::uint32_t bits = 0; bits < 0x10000; ++bits) {
+    const float value = f16::to_float(static_cast<std::uint16_t>(bits));
+    if (std::isnan(value)) continue;
+    if (f16::from_float(value) != bits) FAIL("f16 pattern ", bits, " does not survive");
+  }
+}

@@ -1,0 +1,288 @@
+// SPDX-License-Identifier: Apache-2.0
+// Whole training steps: golden runs, reproducibility, plans on meta, numbers that are not finite.
+#include <doctest/doctest.h>
+#include <sherd/runtime/io/file.h>
+#include <sherd/runtime/io/safetensors.h>
+#include <sherd/tools/trainer/golden.h>
+#include <sherd/tools/trainer/train.h>
+
+#include <chrono>
+#include <filesystem>
+
+#include "io_support.h"
+
+using namespace sherd;
+
+namespace {
+
+// A small run on synthetic images, with everything random switched on.
+TrainSettings small_run(const std::string& out) {
+  TrainSettings s;
+  s.dataset = "synthetic";
+  s.image_size = "2x12x8";
+  s.images = 70;
+  s.classes = 4;
+  s.patch = 4;
+  s.dim = 24;
+  s.depth = 2;
+  s.heads = 3;
+  s.drop = 0.1;
+  s.drop_path = 0.2;
+  s.batch_size = 16;
+  s.epochs = 2;
+  s.threads = 2;
+  s.label_smoothing = 0.1;
+  s.out = out;
+  return s;
+}
+
+std::vector<std::uint8_t> weights_of(const TrainSettings& settings) {
+  TrainObserver quiet;
+  return read_file(train(settings, quiet).weights_path);
+}
+
+GoldenResult repeat_golden(const std::string& name, DType dtype, double tolerance) {
+  GoldenOptions options;
+  options.directory = std::string(SHERD_TEST_DATA) + "/golden/" + name;
+  options.dtype = dtype;
+  options.tolerance = tolerance;
+  options.threads = 2;
+  return run_golden(options, [](const GoldenStep&) {});
+}
+
+struct PlannedRun {
+  MemoryBreakdown peaks{}, at_peak{};
+  std::int64_t total = 0, flops = 0;
+};
+
+// Two steps and what the ledger says of them.
+PlannedRun run_on(Device device, const TrainSettings& s, std::int64_t batch) {
+  Context context({.device = device, .threads = 2});
+  VisionTransformer model(model_settings(s, 2, 12, 8, 4));
+  model.initialize(context, dtype_from_name(s.dtype));
+  const auto optimizer = make_optimizer(s);
+  TrainingStep step(context, model, *optimizer, step_settings(s, lr_schedule(s, 10, 20)));
+  const DataSource data = open_data(s);
+  const std::int64_t micro = s.micro_batch > 0 ? s.micro_batch : batch;
+  InputBuffers inputs(context, *data.train, micro, dtype_from_name(s.dtype));
+  BatchLoaderOptions options = loader_options(s, data, batch, true);
+  BatchLoader loader(data.train, options);
+  loader.start_epoch(0);
+  for (int i = 0; i < 2; ++i) step.run(inputs, *loader.next());
+  const Ledger& ledger = context.ledger();
+  return {ledger.peaks(), ledger.at_peak(), ledger.peak_total(),
+          context.work().matmul_flops + context.work().attention_flops};
+}
+
+}  // namespace
+
+TEST_CASE("golden runs by PyTorch are repeated") {
+  for (const char* name : {"cls", "mean"}) {
+    CAPTURE(name);
+    const GoldenResult exact = repeat_golden(name, DType::f64, 1e-9);
+    CHECK(exact.passed);
+    CHECK(exact.weights_compared);
+    CHECK(exact.worst_error < 1e-12);
+    CHECK(exact.worst_weight_error < 1e-11);
+    CHECK(repeat_golden(name, DType::f32, 1e-5).passed);
+  }
+}
+
+TEST_CASE("golden runs: a wrong field, a tolerance that is too small") {
+  CHECK_FALSE(repeat_golden("cls", DType::f32, 1e-12).passed);
+  const test::TempDirectory folder;
+  std::filesystem::copy(std::string(SHERD_TEST_DATA) + "/golden/mean", folder.path(),
+                        std::filesystem::copy_options::recursive);
+  const auto bytes = read_file(folder.path("golden.json"));
+  const std::string text(bytes.begin(), bytes.end());
+  const auto with = [&](const std::string& from, const std::string& to) {
+    std::string changed = text;
+    const auto at = changed.find(from);
+    REQUIRE(at != std::string::npos);
+    changed.replace(at, from.size(), to);
+    std::filesystem::remove(folder.path("golden.json"));
+    test::put_file(folder.path("golden.json"), test::bytes_of(changed));
+    GoldenOptions options;
+    options.directory = folder.path();
+    return run_golden(options, [](const GoldenStep&) {});
+  };
+  // Every field counts: a change of any makes the run differ or is refused.
+  CHECK(with("\"eps\"", "\"eps\"").passed);
+  CHECK_FALSE(with("\"weight_decay\": 0.3", "\"weight_decay\": 0.2").passed);
+  CHECK_FALSE(with("\"clip_grad_norm\": null", "\"clip_grad_norm\": 1.0").passed);
+  CHECK_FALSE(with("\"label_smoothing\": 0.0", "\"label_smoothing\": 0.1").passed);
+  CHECK_FALSE(with("\"gelu\": \"tanh\"", "\"gelu\": \"erf\"").passed);
+  CHECK_FALSE(with("\"layer_norm_eps\": 1e-05", "\"layer_norm_eps\": 1e-4").passed);
+  CHECK_FALSE(with("\"warmup_steps\": 2", "\"warmup_steps\": 3").passed);
+  CHECK_FALSE(with("\"mean\": 0.45", "\"mean\": 0.4").passed);
+  CHECK_FALSE(with("\"pool\": \"mean\"", "\"pool\": \"cls\"").passed);
+  CHECK_THROWS_WITH_AS(with("\"depth\": 2", "\"depth\": 3"), doctest::Contains("blocks.2"), Error);
+  CHECK_THROWS_WITH_AS(with("\"heads\": 2", "\"heads\": 2, \"registers\": 4"),
+                       doctest::Contains("a field 'registers' that this program does not know"), Error);
+  CHECK_THROWS_WITH_AS(with("\"adamw\"", "\"lion\""), doctest::Contains("'lion'"), Error);
+  CHECK_THROWS_WITH_AS(with("\"dim\": 18,", ""), doctest::Contains("the field 'dim' is missing"), Error);
+}
+
+TEST_CASE("runs are bitwise reproducible, whatever the number of data workers") {
+  const test::TempDirectory folder;
+  TrainSettings s = small_run(folder.path("a"));
+  s.workers = 0;
+  const auto first = weights_of(s);
+  for (const std::int64_t workers : {1, 3}) {
+    s.workers = workers;
+    s.out = folder.path("workers" + std::to_string(workers));
+    CHECK(weights_of(s) == first);
+  }
+  s.out = folder.path("other-seed");
+  s.seed = 1;
+  CHECK(weights_of(s) != first);
+}
+
+TEST_CASE("micro-batches give the batch's gradient") {
+  const test::TempDirectory folder;
+  TrainSettings s = small_run(folder.path("whole"));
+  s.dtype = "f64";
+  TrainObserver quiet;
+  const auto values = [&](const std::string& path) {
+    const SafetensorsFile file = SafetensorsFile::open(path);
+    std::vector<double> all;
+    for (const SafetensorsEntry& entry : file.entries()) {
+      const auto bytes = file.bytes(entry);
+      const std::size_t before = all.size();
+      all.resize(before + bytes.size() / sizeof(double));
+      std::copy(bytes.begin(), bytes.end(), reinterpret_cast<std::uint8_t*>(all.data() + before));
+    }
+    return all;
+  };
+  const std::vector<double> whole = values(train(s, quiet).weights_path);
+  for (const std::int64_t micro : {1, 5, 8}) {
+    s.micro_batch = micro;
+    s.out = folder.path("micro" + std::to_string(micro));
+    const std::vector<double> parts = values(train(s, quiet).weights_path);
+    REQUIRE(parts.size() == whole.size());
+    double worst = 0.0;
+    for (std::size_t i = 0; i < whole.size(); ++i) worst = std::max(worst, std::abs(parts[i] - whole[i]));
+    CHECK(worst < 1e-7);  // AdamW enlarges the rounding of gradients that are zero in theory
+    CHECK(worst > 0.0);   // it did run another way
+  }
+}
+
+TEST_CASE("meta: the plan's peak is the run's, in every category") {
+  for (const char* dtype : {"f32", "f64"}) {
+    for (const std::int64_t micro : {0, 5}) {
+      for (const char* optimizer : {"adamw", "sgd"}) {
+        for (const char* pooling : {"cls", "mean"}) {
+          TrainSettings s = small_run("");
+          s.dtype = dtype;
+          s.micro_batch = micro;
+          s.optimizer = optimizer;
+          s.pooling = pooling;
+          const PlannedRun real = run_on(Device::cpu, s, 16), plan = run_on(Device::meta, s, 16);
+          CAPTURE(dtype);
+          CAPTURE(micro);
+          CHECK(plan.total == real.total);
+          CHECK(plan.at_peak == real.at_peak);
+          CHECK(plan.peaks == real.peaks);
+          CHECK(plan.flops == real.flops);
+          CHECK(real.total > 0);
+        }
+      }
+    }
+  }
+}
+
+TEST_CASE("meta: a step of ViT-L and of ViT-H") {
+  for (const auto& [name, parameters] : {std::pair{"vit_large_patch16_224", std::int64_t{303'405'157}},
+                                         std::pair{"vit_huge_patch14_224", std::int64_t{630'894'181}}}) {
+    const auto start = std::chrono::steady_clock::now();
+    Context context({.device = Device::meta});
+    ViTSettings settings = vit_preset(name);
+    settings.classes = 101;
+    VisionTransformer model(settings);
+    model.initialize(context, DType::f32);
+    const auto optimizer = make_adamw({});
+    TrainingStep step(context, model, *optimizer, {{1e-3, 0.0, 0, 10, Decay::cosine}, 1.0, 0.1, 0});
+    TrainSettings synthetic;
+    synthetic.dataset = "synthetic";
+    synthetic.classes = 101;
+    InputBuffers inputs(context, *open_data(synthetic).train, 8, DType::f32);
+    step.run_shape(inputs, 8);
+    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    MESSAGE(name, ": planned in ", seconds, " s");
+    // Model state: parameters, two moments; gradients are there in full when backward ends.
+    const auto peaks = context.ledger().peaks();
+    CHECK(peaks[static_cast<std::size_t>(MemoryCategory::parameters)] >= 4 * parameters);
+    CHECK(peaks[static_cast<std::size_t>(MemoryCategory::parameters)] < 4 * parameters + 300 * 1024);
+    CHECK(peaks[static_cast<std::size_t>(MemoryCategory::optimizer_state)] ==
+          2 * peaks[static_cast<std::size_t>(MemoryCategory::parameters)]);
+    CHECK(peaks[static_cast<std::size_t>(MemoryCategory::gradients)] ==
+          peaks[static_cast<std::size_t>(MemoryCategory::parameters)]);
+    // The products that were counted are those of the formula, but for attention's recomputation.
+    const double counted = static_cast<double>(context.work().matmul_flops);
+    CHECK(counted == doctest::Approx(8 * model.training_flops_per_image()).epsilon(0.06));
+  }
+}
+
+TEST_CASE("not finite: the error names the step and the layer, and the weights are kept") {
+  Context context;
+  TrainSettings s = small_run("");
+  VisionTransformer model(model_settings(s, 2, 12, 8, 4));
+  model.initialize(context, DType::f32);
+  const auto optimizer = make_adamw({});
+  TrainingStep step(context, model, *optimizer, step_settings(s, lr_schedule(s, 10, 20)));
+  const DataSource data = open_data(s);
+  InputBuffers inputs(context, *data.train, 8, DType::f32);
+  BatchLoader loader(data.train, loader_options(s, data, 8, true));
+  loader.start_epoch(0);
+  step.run(inputs, *loader.next());
+  Parameter* bad = nullptr;
+  for (Parameter* p : model.parameters()) {
+    if (p->name() == "blocks.1.mlp.fc1.weight") bad = p;
+  }
+  REQUIRE(bad != nullptr);
+  SUBCASE("a weight") {
+    bad->data().data<float>()[5] = NAN;
+    CHECK_THROWS_WITH_AS(step.run(inputs, *loader.next()),
+                         doctest::Contains("step 1: the loss is not finite"), Error);
+    CHECK(find_non_finite(model, inputs.images()) == "parameter blocks.1.mlp.fc1.weight (element 5)");
+  }
+  SUBCASE("an overflowing layer") {
+    for (int i = 0; i < bad->numel(); ++i) bad->data().data<float>()[i] = 1e38f;
+    const std::vector<float> before = model.parameters()[0]->data().to_vector<float>();
+    CHECK_THROWS_WITH_AS(step.run(inputs, *loader.next()),
+                         doctest::Contains("the output of layer blocks.1.mlp.fc1"), Error);
+    CHECK(model.parameters()[0]->data().to_vector<float>() == before);
+  }
+  SUBCASE("nothing") { CHECK(find_non_finite(model, inputs.images()).empty()); }
+}
+
+TEST_CASE("train: what is there is not overwritten") {
+  const test::TempDirectory folder;
+  TrainSettings s = small_run(folder.path("run"));
+  s.epochs = 1;
+  const auto weights = weights_of(s);
+  TrainObserver quiet;
+  CHECK_THROWS_WITH_AS(train(s, quiet), doctest::Contains("is there already"), Error);
+  CHECK(read_file(folder.path("run/model.safetensors")) == weights);
+  // The resolved configuration repeats the run.
+  TrainSettings again = resolve_settings(read_toml_settings(folder.path("run/config.toml")),
+                                         {{"run.out", folder.path("again")}});
+  CHECK(weights_of(again) == weights);
+  test::put_file(folder.path("file"), test::bytes_of("x"));
+  s.out = folder.path("file/run");
+  CHECK_THROWS_WITH_AS(train(s, quiet), doctest::Contains("cannot make the folder"), Error);
+}
+
+TEST_CASE("train: an observer can stop it, the weights are saved") {
+  struct StopAtThree : TrainObserver {
+    void on_step(const StepInfo&) override { ++steps; }
+    bool should_stop() override { return steps == 3; }
+    int steps = 0;
+  };
+  const test::TempDirectory folder;
+  StopAtThree observer;
+  const TrainOutcome outcome = train(small_run(folder.path("run")), observer);
+  CHECK(outcome.stopped);
+  CHECK(outcome.steps == 3);
+  CHECK(std::filesystem::exists(outcome.weights_path));
+}
