@@ -8,8 +8,8 @@
 namespace sherd {
 
 struct CrossEntropyTarget {
-  Tensor labels;         // i64 [rows], or undefined
-  Tensor probabilities;  // [rows, classes] of fp32 (fp64 for fp64 logits), or undefined
+  Tensor labels = {};         // i64 [rows], or undefined
+  Tensor probabilities = {};  // [rows, classes] of fp32 (fp64 for fp64 logits), or undefined
   double label_smoothing = 0.0;  // for labels
 };
 

@@ -5,22 +5,29 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <iterator>
 #include <limits>
 
 namespace sherd {
 namespace {
 
-// From this size on a block is aligned to, and asked for in, huge pages: fewer page faults and TLB
+// Requests up to kSmall share segments of kSmallSegment bytes, so that they do not nibble at the
+// large ones. A larger request gets a segment of its own size, which later requests may split as long
+// as what is left over is itself large.
+constexpr std::size_t kSmall = std::size_t{256} << 10;
+constexpr std::size_t kSmallSegment = std::size_t{1} << 20;
+
+// From this size on a segment is aligned to, and asked for in, huge pages: fewer page faults and TLB
 // misses on activations of tens of megabytes.
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-void* system_allocate(std::size_t bytes) {
+std::byte* system_allocate(std::size_t bytes) {
   const bool huge = bytes >= 2 * kHugePage;
   const std::size_t alignment = huge ? kHugePage : Allocator::kAlignment;
   const std::size_t padded = (bytes + alignment - 1) / alignment * alignment;
   void* data = std::aligned_alloc(alignment, padded);
   if (data != nullptr && huge) madvise(data, padded, MADV_HUGEPAGE);
-  return data;
+  return static_cast<std::byte*>(data);
 }
 
 }  // namespace
@@ -40,10 +47,14 @@ std::size_t Allocator::rounded(std::size_t bytes) {
 MemoryBlock Allocator::allocate(std::size_t bytes, MemoryCategory category) {
   MemoryBlock block;
   block.bytes = rounded(bytes);
-  block.capacity = block.bytes;
   if (device_ != Device::meta && block.bytes > 0) {
-    block.data = take_cached(block.bytes, &block.capacity);
-    if (block.data == nullptr) block.data = reserve(block.bytes, category);
+    const bool small = block.bytes <= kSmall;
+    Piece* piece = take(block.bytes, small);
+    if (piece == nullptr) piece = reserve(block.bytes, small, category);
+    split(piece, block.bytes);
+    piece->free = false;
+    block.data = piece->data;
+    block.piece = piece;
   }
   ledger_.add(category, static_cast<std::int64_t>(block.bytes));
   return block;
@@ -52,50 +63,90 @@ MemoryBlock Allocator::allocate(std::size_t bytes, MemoryCategory category) {
 void Allocator::release(const MemoryBlock& block, MemoryCategory category,
                         std::vector<Event> pending) {
   ledger_.remove(category, static_cast<std::int64_t>(block.bytes));
-  if (block.data != nullptr) {
-    cache_.emplace(block.capacity, CachedBlock{block.data, std::move(pending)});
-  }
+  if (block.piece == nullptr) return;
+  auto* piece = static_cast<Piece*>(block.piece);
+  piece->free = true;
+  piece->pending = std::move(pending);
+  if (piece->next != nullptr && piece->next->free) piece = merge(piece, piece->next);
+  if (piece->previous != nullptr && piece->previous->free) piece = merge(piece->previous, piece);
+  free_pieces(piece->small).insert(piece);
 }
 
-// The smallest cached block that fits, unless it would waste more than an eighth.
-void* Allocator::take_cached(std::size_t bytes, std::size_t* capacity) {
-  const auto found = cache_.lower_bound(bytes);
-  if (found == cache_.end() || found->first > bytes + bytes / 8) return nullptr;
-  for (const Event& event : found->second.pending) event.wait();
-  void* data = found->second.data;
-  *capacity = found->first;
-  cache_.erase(found);
-  return data;
+// The smallest free piece that fits.
+Allocator::Piece* Allocator::take(std::size_t bytes, bool small) {
+  FreePieces& pieces = free_pieces(small);
+  Piece key;
+  key.bytes = bytes;
+  const auto found = pieces.lower_bound(&key);
+  if (found == pieces.end()) return nullptr;
+  Piece* piece = *found;
+  pieces.erase(found);
+  for (const Event& event : piece->pending) event.wait();
+  piece->pending.clear();
+  return piece;
 }
 
-void* Allocator::reserve(std::size_t bytes, MemoryCategory category) {
-  const auto over_limit = [&] { return limit_ > 0 && reserved_ + bytes > limit_; };
+// Leaves the first `bytes` to the piece and makes the rest a free piece, where it is of use.
+void Allocator::split(Piece* piece, std::size_t bytes) {
+  const std::size_t rest = piece->bytes - bytes;
+  if (rest < (piece->small ? kGranule : kSmall)) return;
+  auto* right = new Piece{piece->data + bytes, rest, piece, piece->next, piece->small, true, {}};
+  if (right->next != nullptr) right->next->previous = right;
+  piece->next = right;
+  piece->bytes = bytes;
+  free_pieces(piece->small).insert(right);
+}
+
+// Two neighbours, both free, become one. Whichever is in the set of free pieces leaves it.
+Allocator::Piece* Allocator::merge(Piece* left, Piece* right) {
+  free_pieces(left->small).erase(left);
+  free_pieces(left->small).erase(right);
+  left->bytes += right->bytes;
+  left->next = right->next;
+  if (left->next != nullptr) left->next->previous = left;
+  std::ranges::move(right->pending, std::back_inserter(left->pending));
+  delete right;
+  return left;
+}
+
+Allocator::Piece* Allocator::reserve(std::size_t bytes, bool small, MemoryCategory category) {
+  const std::size_t segment = small ? kSmallSegment : bytes;
+  const auto over_limit = [&] { return limit_ > 0 && reserved_ + segment > limit_; };
   if (over_limit()) trim();
   SHERD_CHECK(!over_limit(),
               "out of memory: {} more for {} would exceed the limit of {}; in use: {}. Raise the "
               "memory limit, or lower the batch size",
               format_bytes(static_cast<std::int64_t>(bytes)), name_of(category),
               format_bytes(static_cast<std::int64_t>(limit_)), format_breakdown(ledger_.live()));
-  void* data = system_allocate(bytes);
+  std::byte* data = system_allocate(segment);
   if (data == nullptr) {
     trim();
-    data = system_allocate(bytes);
+    data = system_allocate(segment);
   }
   SHERD_CHECK(data != nullptr, "out of memory: the system refused {} for {}; in use: {}",
-              format_bytes(static_cast<std::int64_t>(bytes)), name_of(category),
+              format_bytes(static_cast<std::int64_t>(segment)), name_of(category),
               format_breakdown(ledger_.live()));
-  reserved_ += bytes;
+  reserved_ += segment;
   peak_reserved_ = std::max(peak_reserved_, reserved_);
-  return data;
+  return new Piece{data, segment, nullptr, nullptr, small, false, {}};
 }
 
+// A free piece without neighbours is a whole segment.
 void Allocator::trim() {
-  for (const auto& [capacity, block] : cache_) {
-    for (const Event& event : block.pending) event.wait();
-    std::free(block.data);
-    reserved_ -= capacity;
+  for (FreePieces* pieces : {&free_small_, &free_large_}) {
+    for (auto it = pieces->begin(); it != pieces->end();) {
+      Piece* piece = *it;
+      if (piece->previous != nullptr || piece->next != nullptr) {
+        ++it;
+        continue;
+      }
+      for (const Event& event : piece->pending) event.wait();
+      std::free(piece->data);
+      reserved_ -= piece->bytes;
+      delete piece;
+      it = pieces->erase(it);
+    }
   }
-  cache_.clear();
 }
 
 }  // namespace sherd

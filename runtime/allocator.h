@@ -1,23 +1,25 @@
 // SPDX-License-Identifier: Apache-2.0
-// A caching allocator: released blocks are kept and handed out again, since a training step asks for
-// the same sizes over and over. Sizes are rounded the same way on every device. Stream-ordered: a
-// release counts at once in the ledger, while the bytes are reused only after the events that were
-// given with it. Not thread-safe: the host thread of a context owns it.
+// A caching allocator: memory is asked from the system in segments and handed out in pieces, which are
+// split and merged again; a training step asks for the same sizes over and over. Sizes are rounded the
+// same way on every device. Stream-ordered: a release counts at once in the ledger, while the bytes
+// are reused only after the events that were given with it. Not thread-safe: the host thread of a
+// context owns it.
 #pragma once
 
 #include <sherd/runtime/device.h>
 #include <sherd/runtime/ledger.h>
 #include <sherd/runtime/stream.h>
 
-#include <map>
+#include <memory>
+#include <set>
 #include <vector>
 
 namespace sherd {
 
 struct MemoryBlock {
-  void* data = nullptr;       // null on meta
-  std::size_t bytes = 0;      // rounded; what the ledger counts
-  std::size_t capacity = 0;   // what the system gave; >= bytes
+  void* data = nullptr;   // null on meta
+  std::size_t bytes = 0;  // rounded; what the ledger counts
+  void* piece = nullptr;  // the allocator's own
 };
 
 class SHERD_API Allocator {
@@ -45,18 +47,33 @@ class SHERD_API Allocator {
   std::size_t peak_reserved_bytes() const { return peak_reserved_; }
 
  private:
-  struct CachedBlock {
-    void* data;
+  // A stretch of a segment; neighbours in the segment are linked.
+  struct Piece {
+    std::byte* data = nullptr;
+    std::size_t bytes = 0;
+    Piece *previous = nullptr, *next = nullptr;
+    bool small = false;  // of a segment for small requests
+    bool free = false;
     std::vector<Event> pending;
   };
-  void* take_cached(std::size_t bytes, std::size_t* capacity);
-  void* reserve(std::size_t bytes, MemoryCategory category);
+  struct BySize {
+    bool operator()(const Piece* a, const Piece* b) const {
+      return a->bytes != b->bytes ? a->bytes < b->bytes : a->data < b->data;
+    }
+  };
+  using FreePieces = std::set<Piece*, BySize>;  // best fit, then lowest address: deterministic
+
+  FreePieces& free_pieces(bool small) { return small ? free_small_ : free_large_; }
+  Piece* take(std::size_t bytes, bool small);
+  Piece* reserve(std::size_t bytes, bool small, MemoryCategory category);
+  void split(Piece* piece, std::size_t bytes);
+  Piece* merge(Piece* left, Piece* right);
 
   Device device_;
   std::size_t limit_;
   std::size_t reserved_ = 0, peak_reserved_ = 0;
   Ledger ledger_;
-  std::multimap<std::size_t, CachedBlock> cache_;  // by capacity
+  FreePieces free_small_, free_large_;
 };
 
 }  // namespace sherd

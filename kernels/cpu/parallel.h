@@ -58,6 +58,6 @@ void parallel_blocks(int threads, std::int64_t count, std::int64_t block, const 
 }
 
 // Elements an elementwise kernel hands to a thread at once: large enough to pay for the hand-over.
-inline constexpr std::int64_t kElementwiseBlock = 32768;
+inline constexpr std::int64_t kElementwiseBlock = 8192;
 
 }  // namespace sherd::cpu

@@ -161,6 +161,38 @@ TEST_SUITE("gradcheck") {
     }
   }
 
+  TEST_CASE("every operation on meta: the shapes and the bytes of the CPU") {
+    const auto run_on = [](Device device) {
+      Context context({.device = device, .threads = 2, .seed = 5});
+      std::vector<std::pair<std::string, MemoryBreakdown>> results;
+      for (const Case& test : cases(context)) {
+        context.ledger().reset_peak();
+        Tape tape(context);
+        std::vector<Variable> inputs;
+        for (const Shape& shape : test.inputs) {
+          inputs.push_back(tape.watch(full(context, shape, DType::f64, 0.5)));
+        }
+        Variable output;
+        {
+          const TapeScope recording(tape);
+          output = test.f(inputs);
+        }
+        std::string shapes = test.name + " " + output.shape().to_string();
+        tape.backward(output, full(context, output.shape(), DType::f64, 1.0));
+        for (const Variable& input : inputs) shapes += " " + tape.gradient(input).describe();
+        results.emplace_back(shapes, context.ledger().peaks());
+      }
+      return results;
+    };
+    const auto real = run_on(Device::cpu), plan = run_on(Device::meta);
+    REQUIRE(real.size() == plan.size());
+    for (std::size_t i = 0; i < real.size(); ++i) {
+      CAPTURE(real[i].first);
+      CHECK(plan[i].first == real[i].first);
+      CHECK(plan[i].second == real[i].second);
+    }
+  }
+
   TEST_CASE("a wrong gradient is found") {
     struct WrongNode final : Node {
       const char* name() const override { return "wrong"; }

@@ -41,19 +41,51 @@ TEST_CASE("ledger: a storage moves between categories") {
   CHECK(context.ledger().live(MemoryCategory::gradients) == Allocator::kGranule);
 }
 
-TEST_CASE("allocator: blocks are reused and aligned, zero bytes cost nothing") {
+TEST_CASE("allocator: memory is reused, split, merged and aligned; zero bytes cost nothing") {
   Context context;
-  void* first = nullptr;
+  const std::int64_t mib = 1 << 20;
+  const void* first = nullptr;
   {
-    const Tensor x = Tensor::empty(context, {1000}, DType::f32);
+    const Tensor x = Tensor::empty(context, {8 * mib}, DType::u8);
     first = x.raw_data();
     CHECK(reinterpret_cast<std::uintptr_t>(first) % Allocator::kAlignment == 0);
   }
-  const Tensor again = Tensor::empty(context, {1000}, DType::f32);
+  {
+    const Tensor a = Tensor::empty(context, {3 * mib}, DType::u8);
+    const Tensor b = Tensor::empty(context, {5 * mib}, DType::u8);
+    CHECK(a.raw_data() == first);
+    CHECK(static_cast<std::byte*>(b.raw_data()) == static_cast<const std::byte*>(first) + 3 * mib);
+  }
+  const Tensor again = Tensor::empty(context, {8 * mib}, DType::u8);
   CHECK(again.raw_data() == first);
-  CHECK(context.allocator().reserved_bytes() == Allocator::rounded(4000));
+  CHECK(context.allocator().reserved_bytes() == static_cast<std::size_t>(8 * mib));
   const Tensor nothing = Tensor::empty(context, {0, 5}, DType::f32);
-  CHECK(context.ledger().live_total() == static_cast<std::int64_t>(Allocator::rounded(4000)));
+  CHECK(context.ledger().live_total() == 8 * mib);
+}
+
+TEST_CASE("allocator: random requests never overlap, and all memory comes back") {
+  Context context;
+  const RandomStream random(1, "test", "allocator");
+  std::vector<Tensor> live;
+  for (std::uint64_t i = 0; i < 3000; ++i) {
+    if (!live.empty() && random.below(4 * i, 2) == 0) {
+      const std::size_t victim = random.below(4 * i + 1, live.size());
+      const auto* bytes = live[victim].data<std::uint8_t>();
+      const std::int64_t n = live[victim].numel();
+      bool intact = true;
+      for (std::int64_t at = 0; at < n; at += 97) intact = intact && bytes[at] == bytes[0];
+      REQUIRE(intact);
+      live.erase(live.begin() + static_cast<std::ptrdiff_t>(victim));
+    } else {
+      const std::int64_t bytes = 1 + static_cast<std::int64_t>(random.below(4 * i + 2, i % 9 == 0 ? 900000 : 9000));
+      live.push_back(Tensor::empty(context, {bytes}, DType::u8));
+      std::memset(live.back().raw_data(), static_cast<int>(i % 251), static_cast<std::size_t>(bytes));
+    }
+  }
+  live.clear();
+  CHECK(context.ledger().live_total() == 0);
+  context.allocator().trim();
+  CHECK(context.allocator().reserved_bytes() == 0);  // every piece was merged back into its segment
 }
 
 TEST_CASE("allocator: the limit is an error that names category and holdings") {
@@ -66,11 +98,11 @@ TEST_CASE("allocator: the limit is an error that names category and holdings") {
   CHECK(context.ledger().live_total() == 1 << 19);
 }
 
-TEST_CASE("allocator: cached blocks are given back before the limit is an error") {
+TEST_CASE("allocator: cached memory is given back before the limit is an error") {
   Context context({.memory_limit = 1 << 20});
-  { const Tensor x = Tensor::empty(context, {800 << 10}, DType::u8); }
-  const Tensor y = Tensor::empty(context, {500 << 10}, DType::u8);
-  CHECK(context.allocator().reserved_bytes() == 500 << 10);
+  { const Tensor x = Tensor::empty(context, {600 << 10}, DType::u8); }
+  const Tensor y = Tensor::empty(context, {900 << 10}, DType::u8);
+  CHECK(context.allocator().reserved_bytes() == 900 << 10);
 }
 
 TEST_CASE("storage: release and restore keep identity and version, a write does not") {

@@ -27,7 +27,10 @@ std::string default_out(const TrainSettings& settings) {
   localtime_r(&now, &local);
   char stamp[32];
   std::strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", &local);
-  return fmt::format("runs/{}-{}", settings.dataset, stamp);
+  const std::string name = fmt::format("runs/{}-{}", settings.dataset, stamp);
+  std::string free_name = name;
+  for (int i = 2; std::filesystem::exists(free_name); ++i) free_name = fmt::format("{}-{}", name, i);
+  return free_name;
 }
 
 void create_out(const std::string& out) {
@@ -68,6 +71,7 @@ class Run {
 
   TrainOutcome run() {
     plan();
+    make_weights(settings_, context_, model_);
     create_out(info_.out);
     const auto path = [&](const char* name) {
       return (std::filesystem::path(info_.out) / name).string();
@@ -81,7 +85,6 @@ class Run {
     log_ = &log;
     if (!settings_.trace.empty()) context_.trace().enable();
 
-    make_weights(settings_, context_, model_);
     log_start();
     observer_.on_start(info_);
     train_epochs();

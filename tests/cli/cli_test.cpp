@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// The `sherd` program as a user meets it: what it prints, what it refuses, what it leaves behind.
+#include <doctest/doctest.h>
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <filesystem>
+#include <string>
+#include <vector>
+
+#include "../unit/io_support.h"
+
+using namespace sherd;
+
+namespace {
+
+struct Output {
+  int status = -1;
+  std::string text;  // stdout and stderr
+};
+
+Output sherd_run(const std::string& arguments) {
+  const std::string command = std::string(SHERD_PROGRAM) + " " + arguments + " 2>&1";
+  Output output;
+  FILE* pipe = popen(command.c_str(), "r");
+  REQUIRE(pipe != nullptr);
+  char buffer[4096];
+  for (std::size_t n = 0; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) output.text.append(buffer, n);
+  const int status = pclose(pipe);
+  output.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+  return output;
+}
+
+// One clear error: one line, "sherd: ", every piece in it, status 1.
+void refuses(const std::string& arguments, const std::vector<std::string>& pieces) {
+  const Output output = sherd_run(arguments);
+  CAPTURE(arguments);
+  CAPTURE(output.text);
+  CHECK(output.status == 1);
+  const auto at = output.text.rfind("sherd: ");
+  REQUIRE(at != std::string::npos);
+  const std::string message = output.text.substr(at);
+  CHECK(message.find('\n') == message.size() - 1);
+  for (const std::string& piece : pieces) {
+    CAPTURE(piece);
+    CHECK(message.find(piece) != std::string::npos);
+  }
+}
+
+bool contains(const Output& output, const std::string& piece) {
+  return output.text.find(piece) != std::string::npos;
+}
+
+const std::string kTiny =
+    "--dataset synthetic --image-size 1x8x8 --images 64 --classes 3 --patch 4 --dim 16 --depth 1 "
+    "--heads 2 --batch-size 16 --threads 1 ";
+
+// IDX files of four images of 8 x 8.
+struct IdxFolder : test::TempDirectory {
+  void write(const std::vector<std::uint8_t>& labels = {0, 1, 2, 0}) const {
+    for (const char* split : {"train", "t10k"}) {
+      test::Bytes images{0, 0, 8, 3, 0, 0, 0, 4, 0, 0, 0, 8, 0, 0, 0, 8}, all{0, 0, 8, 1, 0, 0, 0, 4};
+      for (int i = 0; i < 4 * 64; ++i) images.push_back(static_cast<std::uint8_t>(i));
+      all.insert(all.end(), labels.begin(), labels.end());
+      test::put_file(images_path(split), images);
+      test::put_file(path(std::string(split) + "-labels-idx1-ubyte"), all);
+    }
+  }
+  std::string images_path(const std::string& split) const {
+    return path(split + "-images-idx3-ubyte");
+  }
+  std::string arguments() const {
+    return "train --dataset mnist --patch 4 --dim 16 --depth 1 --heads 2 --batch-size 4 --threads 1 "
+           "--epochs 1 --data-dir " + path() + " --out " + path("run") + " ";
+  }
+};
+
+}  // namespace
+
+TEST_CASE("cli: help teaches, version tells") {
+  const Output top = sherd_run("--help");
+  CHECK(top.status == 0);
+  for (const char* word : {"train", "eval", "inspect", "bench", "sherd train run.toml"}) CHECK(contains(top, word));
+  const Output train = sherd_run("train --help");
+  CHECK(train.status == 0);
+  for (const char* word : {"--batch-size", "--golden", "[model]", "--lr NUMBER", "[0.001]"}) CHECK(contains(train, word));
+  CHECK(contains(sherd_run("--version"), "sherd 0."));
+  CHECK(sherd_run("").status == 2);
+}
+
+TEST_CASE("cli: train, eval, inspect and bench work together") {
+  const test::TempDirectory folder;
+  const std::string out = folder.path("run");
+  const Output train = sherd_run("train " + kTiny + "--epochs 6 --lr 3e-3 --out " + out + " --trace " + folder.path("trace.json"));
+  CHECK(train.status == 0);
+  for (const char* word : {"test accuracy", "images/s", "peak memory", "model.safetensors", "log.jsonl", "config.toml"}) {
+    CHECK_MESSAGE(contains(train, word), train.text);
+  }
+  CHECK(std::filesystem::file_size(folder.path("trace.json")) > 1000);
+  const Output eval = sherd_run("eval " + out);
+  CHECK(eval.status == 0);
+  // The same accuracy as the run printed.
+  const auto at = train.text.find("test accuracy   ") + 16;
+  CHECK(contains(eval, "top-1           " + train.text.substr(at, train.text.find('%', at) - at)));
+  CHECK(contains(sherd_run("inspect weights " + out + "/model.safetensors"), "blocks.0.attn.qkv.weight"));
+  CHECK(contains(sherd_run("inspect model"), "vit_huge_patch14_224"));
+  CHECK(contains(sherd_run("inspect model vit_large_patch16_224 --classes 101"), "303,405,157 parameters"));
+  const Output bench = sherd_run("bench step " + kTiny + "--steps 2 --matrix 128");
+  CHECK(bench.status == 0);
+  CHECK(contains(bench, "limit"));
+  CHECK(contains(sherd_run("bench step " + kTiny + "--steps 2 --matrix 64 --json"), "\"images_per_second\":"));
+  CHECK(contains(sherd_run("bench step --preset vit_huge_patch14_224 --dataset synthetic --device meta"), "nothing was allocated"));
+}
+
+TEST_CASE("cli: golden runs pass and fail by their tolerance") {
+  const std::string golden = std::string(SHERD_TEST_DATA) + "/golden/cls";
+  const Output pass = sherd_run("train --golden " + golden + " --dtype f64 --tolerance 1e-9");
+  CHECK(pass.status == 0);
+  CHECK(contains(pass, "passed"));
+  const Output past = sherd_run("train --golden " + golden + " --dtype f32 --tolerance 1e-12");
+  CHECK(past.status == 1);
+  CHECK(contains(past, "past the tolerance"));
+  refuses("train --golden " + golden + " --lr 1", {"--lr cannot be combined"});
+  refuses("train --golden /nonexistent", {"/nonexistent/golden.json"});
+}
+
+TEST_CASE("cli: unknown words are errors with a suggestion") {
+  refuses("train --batchsize 3", {"unknown flag '--batchsize'", "did you mean '--batch-size'"});
+  refuses("train --lr=fast", {"--lr: expected a number, got 'fast'"});
+  refuses("train --lr", {"--lr"});
+  refuses("trian", {"unknown command 'trian'", "did you mean 'train'"});
+  refuses("train a.toml b.toml", {"unexpected argument 'b.toml'"});
+  refuses("train --dataset fashion-minst", {"fashion-minst", "did you mean 'fashion-mnist'"});
+  refuses("train --preset vit_base", {"unknown model 'vit_base'"});
+  const test::TempDirectory folder;
+  test::put_file(folder.path("run.toml"), test::bytes_of("[optimizer]\nlearning-rate = 1\n"));
+  refuses("train " + folder.path("run.toml"), {"run.toml", "unknown key 'optimizer.learning-rate'"});
+  refuses("train " + folder.path("none.toml"), {"none.toml"});
+}
+
+TEST_CASE("cli: settings that cannot be honoured say what to change") {
+  refuses("train " + kTiny + "--patch 3", {"8 x 8 is not divisible by the patch size 3"});
+  refuses("train " + kTiny + "--dtype f16", {"f16", "f32 or f64"});
+  refuses("train " + kTiny + "--device cuda", {"'cuda'", "cpu and meta"});
+  refuses("train " + kTiny + "--device meta", {"meta", "cannot train"});
+  refuses("train " + kTiny + "--batch-size 0", {"--batch-size"});
+  refuses("train " + kTiny + "--micro-batch 17", {"--micro-batch", "16"});
+  refuses("train " + kTiny + "--memory-limit 20KiB", {"out of memory", "20.0 KiB"});
+  refuses("train " + kTiny + "--optimizer lion", {"'lion'", "adamw or sgd"});
+}
+
+TEST_CASE("cli: bad data files") {
+  const IdxFolder folder;
+  folder.write();
+  CHECK(sherd_run(folder.arguments()).status == 0);
+  std::filesystem::remove_all(folder.path("run"));
+  refuses(folder.arguments() + "--patch 5", {"not divisible by the patch size 5"});
+  std::filesystem::resize_file(folder.images_path("train"), 100);
+  refuses(folder.arguments(), {"train-images-idx3-ubyte", "need 256 bytes", "got 84"});
+  test::put_file(folder.images_path("train"), test::bytes_of("not an IDX file at all"));
+  refuses(folder.arguments(), {"train-images-idx3-ubyte", "magic"});
+  folder.write({0, 1, 77, 0});
+  refuses(folder.arguments(), {"77"});
+  std::filesystem::remove(folder.images_path("t10k"));
+  folder.write();
+  std::filesystem::remove(folder.images_path("t10k"));
+  refuses(folder.arguments(), {"t10k-images-idx3-ubyte"});
+  CHECK_FALSE(std::filesystem::exists(folder.path("run")));
+}
+
+TEST_CASE("cli: bad weights") {
+  const test::TempDirectory folder;
+  const std::string weights = folder.path("w.safetensors");
+  test::put_file(weights, test::bytes_of("short"));
+  refuses("train " + kTiny + "--out " + folder.path("run") + " --weights " + weights, {"w.safetensors"});
+  refuses("inspect weights " + weights, {"w.safetensors"});
+  refuses("inspect weights " + folder.path("none"), {"none"});
+  refuses("eval " + folder.path("none"), {"not the folder of a run"});
+  refuses("eval", {"--weights"});
+}
+
+TEST_CASE("cli: outputs are never overwritten and must be writable") {
+  const test::TempDirectory folder;
+  test::put_file(folder.path("file"), test::bytes_of("x"));
+  refuses("train " + kTiny + "--out " + folder.path("file/run"), {"cannot make the folder"});
+  refuses("train " + kTiny + "--out /proc/none", {"/proc/none"});
+  const std::string once = "train " + kTiny + "--epochs 1 --out " + folder.path("run");
+  CHECK(sherd_run(once).status == 0);
+  refuses(once, {"is there already", "nothing was changed"});
+}
+
+TEST_CASE("cli: a loss that is not finite names step and layer") {
+  const test::TempDirectory folder;
+  refuses("train " + kTiny + "--lr 1e30 --clip-grad-norm 0 --warmup-steps 0 --out " + folder.path("run"),
+          {"step ", "is not finite", "first seen in ", "lower learning rate"});
+  CHECK_FALSE(std::filesystem::exists(folder.path("run/model.safetensors")));
+}
