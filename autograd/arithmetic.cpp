@@ -42,7 +42,7 @@ struct PermuteNode final : Node {
   explicit PermuteNode(std::vector<int> inverse_order) : inverse(std::move(inverse_order)) {}
   std::vector<int> inverse;
   const char* name() const override { return "permute"; }
-  void backward(Gradients& g) override { g.set(0, contiguous(g.output().permute(inverse))); }
+  void backward(Gradients& g) override { g.set(0, g.output().permute(inverse)); }
 };
 
 struct SumNode final : Node {
@@ -52,7 +52,7 @@ struct SumNode final : Node {
   const char* name() const override { return "sum"; }
   void backward(Gradients& g) override {
     const Tensor repeated = contiguous(g.output().reshape({1}).expand({shape.numel()}));
-    g.set(0, cast(repeated, dtype).reshape(shape));
+    g.set(0, (repeated.dtype() == dtype ? repeated : cast(repeated, dtype)).reshape(shape));
   }
 };
 

@@ -35,7 +35,7 @@ struct PackedAttentionNode final : Node {
   void backward(Gradients& g) override {
     const Tensor& packed = qkv.get();  // [B, N, 3, H, D]
     const Tensor grad = Tensor::empty(packed.context(), packed.shape(), packed.dtype());
-    attention_backward(g.output().reshape(output.get().shape()), packed.select(2, 0),
+    attention_backward(contiguous(g.output()).reshape(output.get().shape()), packed.select(2, 0),
                        packed.select(2, 1), packed.select(2, 2), {output.get(), lse.get()}, factor,
                        grad.select(2, 0), grad.select(2, 1), grad.select(2, 2));
     g.set(0, grad.reshape({grad.dim(0), grad.dim(1), grad.numel() / (grad.dim(0) * grad.dim(1))}));

@@ -7,12 +7,16 @@ namespace sherd {
 namespace {
 
 struct CrossEntropyNode final : Node {
-  SavedTensor logits, lse;
-  CrossEntropyTarget target;
-  double factor = 0.0;
+  SavedTensor logits, lse, labels, probabilities;
+  double label_smoothing = 0.0, factor = 0.0;
   const char* name() const override { return "cross_entropy"; }
   void backward(Gradients& g) override {
-    g.set(0, cross_entropy_backward(g.output(), logits.get(), target, lse.get(), factor));
+    const auto value = [](const SavedTensor& saved) {
+      return saved.defined() ? saved.get() : Tensor();
+    };
+    g.set(0, cross_entropy_backward(g.output(), logits.get(),
+                                    {value(labels), value(probabilities), label_smoothing},
+                                    lse.get(), factor));
   }
 };
 
@@ -26,7 +30,9 @@ Variable cross_entropy(const Variable& logits, const CrossEntropyTarget& target,
     auto node = std::make_unique<CrossEntropyNode>();
     node->logits = logits.tensor();
     node->lse = forward.lse;
-    node->target = target;
+    node->labels = target.labels;
+    node->probabilities = target.probabilities;
+    node->label_smoothing = target.label_smoothing;
     node->factor = factor;
     return node;
   });

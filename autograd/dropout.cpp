@@ -7,7 +7,11 @@
 namespace sherd {
 namespace {
 
-void check_rate(const char* what, double drop) {
+void check_drop(const char* what, double drop, const std::string& name) {
+  SHERD_CHECK(drop == 0.0 || !name.empty(),
+              "{}: the layer has no name to key its random numbers by; call Module::assign_names on "
+              "the root",
+              what);
   SHERD_CHECK(drop >= 0.0 && drop < 1.0, "{}: the drop rate must be in [0, 1), got {}", what, drop);
 }
 
@@ -36,7 +40,7 @@ struct DropPathNode final : Node {
 }  // namespace
 
 Variable dropout(const Variable& x, double drop, const std::string& name) {
-  check_rate("dropout", drop);
+  check_drop("dropout", drop, name);
   if (drop == 0.0) return x;
   Context& context = x.context();
   const RandomPosition& position = context.random_position();
@@ -49,16 +53,14 @@ Variable dropout(const Variable& x, double drop, const std::string& name) {
 
 Variable add_drop_path(const Variable& residual, const Variable& x, double drop,
                        const std::string& name) {
-  check_rate("drop_path", drop);
+  check_drop("drop_path", drop, name);
   if (drop == 0.0) return add(residual, x);
   Context& context = x.context();
   const RandomPosition& position = context.random_position();
   const RandomStream stream(context.seed(), "drop_path", name, position.step);
   const Tensor row_scale = drop_path_scale(context, x.dim(0), x.tensor().dtype(), drop, stream,
                                            position.first_sample);
-  const Tensor scaled = scale_rows(x.tensor(), row_scale);
-  add_inplace(scaled, residual.tensor());
-  return record({residual, x}, scaled, [&] { return std::make_unique<DropPathNode>(row_scale); });
+  return record({residual, x}, add_scaled_rows(residual.tensor(), x.tensor(), row_scale), [&] { return std::make_unique<DropPathNode>(row_scale); });
 }
 
 }  // namespace sherd

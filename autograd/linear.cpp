@@ -60,8 +60,7 @@ Variable activate(const Variable& input, Activation activation) {
 
 Variable linear_activation(const Variable& input, const Variable& weight, const Variable& bias,
                            Activation activation) {
-  // Backward needs the value before the activation, so the fused product serves only where nothing
-  // is recorded.
+  // Backward needs the value before the activation.
   if (input.context().tape() != nullptr) return activate(linear(input, weight, bias), activation);
   return {linear_forward(input.tensor(), weight.tensor(), bias.tensor(), activation)};
 }

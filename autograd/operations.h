@@ -22,7 +22,8 @@ SHERD_API Variable matmul(const Variable& a, const Variable& b);  // [m, k] [k, 
 // input [..., K], weight [N, K], bias [N] or an empty Variable → [..., N]
 SHERD_API Variable linear(const Variable& input, const Variable& weight, const Variable& bias);
 SHERD_API Variable activate(const Variable& input, Activation activation);
-// activate(linear(...)), in one product where nothing is recorded.
+// activate(linear(...)), for evaluation: in one product where there is no tape. The library's
+// activation rounds differently from activate(), so training must not mix the two.
 SHERD_API Variable linear_activation(const Variable& input, const Variable& weight,
                                      const Variable& bias, Activation activation);
 

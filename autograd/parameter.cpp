@@ -18,13 +18,14 @@ void Parameter::materialize(Context& context, DType dtype) {
 }
 
 void Parameter::accumulate_grad(const Tensor& grad) {
+  SHERD_CHECK(grad.shape() == shape_, "parameter {}: its gradient is {}, expected shape {}", name_,
+              grad.describe(), shape_.to_string());
   if (grad_.defined()) {
     add_inplace(grad_, grad);
     return;
   }
   // The first contribution becomes the gradient itself, unless somebody else still holds its bytes.
-  const bool shared = grad.shared_storage().use_count() > 1 || !grad.is_contiguous();
-  grad_ = shared ? clone(grad, MemoryCategory::gradients) : grad;
+  grad_ = grad.is_sole_owner() ? grad : clone(grad, MemoryCategory::gradients);
   grad_.storage().set_category(MemoryCategory::gradients);
 }
 

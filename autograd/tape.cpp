@@ -2,18 +2,8 @@
 #include <sherd/autograd/tape.h>
 #include <sherd/kernels/elementwise.h>
 
-#include <atomic>
-#include <exception>
-
 namespace sherd {
 namespace {
-
-// Tapes are told apart by a number, so that a variable of a dead tape cannot be mistaken for one of
-// a new tape at the same address. The counter identifies, it never influences a result.
-std::uint64_t next_tape_id() {
-  static std::atomic<std::uint64_t> counter{0};
-  return ++counter;
-}
 
 struct ParameterNode final : Node {
   explicit ParameterNode(Parameter& p) : parameter(p) {}
@@ -50,14 +40,16 @@ Tensor Gradients::accumulated(int input) const {
   if (slot < 0) return {};
   const Tensor& sum = tape_.slots_[static_cast<std::size_t>(slot)].gradient;
   // Others may hold the same storage (an addition hands one gradient to both inputs).
-  if (!sum.defined() || sum.shared_storage().use_count() > 1 || !sum.is_contiguous()) return {};
-  return sum;
+  return sum.is_sole_owner() ? sum : Tensor();
 }
 
 Node::~Node() = default;
 
-Tape::Tape(Context& context) : context_(context), id_(next_tape_id()) {}
-Tape::~Tape() = default;
+Tape::Tape(Context& context) : context_(context), id_(context.next_tape_id()) {}
+
+Tape::~Tape() {
+  if (context_.tape() == this) context_.set_tape(nullptr);
+}
 
 int Tape::new_slot(const Tensor& tensor, bool keep) {
   slots_.push_back({{}, tensor.shape(), tensor.dtype(), keep});
@@ -77,17 +69,19 @@ Tensor Tape::gradient(const Variable& watched) const {
 
 Variable Tape::parameter(Parameter& parameter) {
   const auto found = parameters_.find(&parameter);
-  if (found != parameters_.end()) return found->second;
   const Tensor& data = parameter.data();
+  // The data may have moved to other bytes since the first use; the place on the tape is the same.
+  if (found != parameters_.end()) return {data, id_, found->second};
   const Variable variable(data, id_, new_slot(data, false));
   records_.push_back(
       {std::make_unique<ParameterNode>(parameter), {}, {}, {}, variable.slot_, 1});
-  parameters_.emplace(&parameter, variable);
+  parameters_.emplace(&parameter, variable.slot_);
   return variable;
 }
 
 void Tape::check_owner(const Variable& variable) const {
-  SHERD_CHECK(variable.slot_ < 0 || variable.tape_id_ == id_,
+  SHERD_CHECK(variable.slot_ < 0 ||
+                  (variable.tape_id_ == id_ && &variable.context() == &context_),
               "a {} recorded on another tape is used on this one; detach() it, or watch() its tensor",
               variable.tensor().describe());
 }
@@ -130,11 +124,12 @@ void Tape::on_backward(std::string label, std::function<void()> hook) {
 
 void Tape::accumulate(int index, Tensor gradient) {
   Slot& slot = slots_[static_cast<std::size_t>(index)];
-  SHERD_INTERNAL_CHECK(gradient.shape() == slot.shape, "a gradient is {}, its value has shape {}",
-                       gradient.describe(), slot.shape.to_string());
+  SHERD_INTERNAL_CHECK(gradient.shape() == slot.shape && gradient.dtype() == slot.dtype,
+                       "a gradient is {}, its value is {} {}", gradient.describe(),
+                       name_of(slot.dtype), slot.shape.to_string());
   if (!slot.gradient.defined()) {
     slot.gradient = std::move(gradient);
-  } else if (slot.gradient.shared_storage().use_count() == 1 && slot.gradient.is_contiguous()) {
+  } else if (slot.gradient.is_sole_owner()) {
     add_inplace(slot.gradient, gradient);
   } else {
     slot.gradient = sherd::add(slot.gradient, gradient);
@@ -173,8 +168,10 @@ void Tape::backward(const Variable& output, Tensor grad_output) {
                 output.tensor().describe());
     grad_output = full(context_, output.shape(), output.tensor().dtype(), 1.0);
   }
-  SHERD_CHECK(grad_output.shape() == output.shape(), "backward: output gradient is {}, output is {}",
-              grad_output.describe(), output.tensor().describe());
+  SHERD_CHECK(grad_output.shape() == output.shape() &&
+                  grad_output.dtype() == output.tensor().dtype(),
+              "backward: output gradient is {}, output is {}", grad_output.describe(),
+              output.tensor().describe());
   finished_ = true;
   const NoGradScope no_grad(context_);
   accumulate(output.slot_, std::move(grad_output));

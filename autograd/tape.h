@@ -82,7 +82,8 @@ class SHERD_API Tape {
   // A leaf of this tape whose gradient can be asked for after backward.
   Variable watch(const Tensor& tensor);
   Tensor gradient(const Variable& watched) const;  // undefined if nothing flowed back
-  Variable parameter(Parameter& parameter);        // see Parameter::variable
+  // See Parameter::variable. The parameter must outlive the tape.
+  Variable parameter(Parameter& parameter);
 
   bool records(std::span<const Variable> inputs) const;  // does any input belong to this tape?
   Variable add(std::unique_ptr<Node> node, std::span<const Variable> inputs, const Tensor& output);
@@ -122,7 +123,7 @@ class SHERD_API Tape {
   bool finished_ = false;
   std::vector<Record> records_;
   std::vector<Slot> slots_;
-  std::unordered_map<const Parameter*, Variable> parameters_;
+  std::unordered_map<const Parameter*, int> parameters_;  // to their slots
 };
 
 // Makes `tape` the one its context records on; restores the previous one at the end.

@@ -66,6 +66,8 @@ void attention_backward(const Tensor& grad_output, const Tensor& query, const Te
                         const Tensor& grad_value) {
   const cpu::AttentionShape shape = check_shapes(query, key, value, scale);
   check_same("attention_backward", grad_output, forward.output);
+  check_statistic("attention_backward", forward.lse, {shape.batch, shape.heads, shape.queries},
+                  query.dtype());
   const std::pair<const Tensor*, const Tensor*> outputs[] = {
       {&grad_query, &query}, {&grad_key, &key}, {&grad_value, &value}};
   for (const auto& [grad, input] : outputs) {

@@ -32,6 +32,11 @@ void check_target(const Tensor& logits, const CrossEntropyTarget& target) {
               logits.dim(1));
 }
 
+CrossEntropyTarget contiguous_target(const CrossEntropyTarget& target) {
+  const auto gapless = [](const Tensor& x) { return x.defined() ? contiguous(x) : x; };
+  return {gapless(target.labels), gapless(target.probabilities), target.label_smoothing};
+}
+
 template <typename T>
 cpu::CrossEntropy<T> arguments(const Tensor& logits, const CrossEntropyTarget& target) {
   cpu::CrossEntropy<T> p;
@@ -46,7 +51,8 @@ cpu::CrossEntropy<T> arguments(const Tensor& logits, const CrossEntropyTarget& t
 
 }  // namespace
 
-CrossEntropyOutput cross_entropy_forward(const Tensor& logits, const CrossEntropyTarget& target) {
+CrossEntropyOutput cross_entropy_forward(const Tensor& logits, const CrossEntropyTarget& given) {
+  const CrossEntropyTarget target = contiguous_target(given);
   check_target(logits, target);
   const Tensor x = contiguous(logits);
   Context& context = x.context();
@@ -64,7 +70,13 @@ CrossEntropyOutput cross_entropy_forward(const Tensor& logits, const CrossEntrop
 }
 
 Tensor cross_entropy_backward(const Tensor& grad_loss, const Tensor& logits,
-                              const CrossEntropyTarget& target, const Tensor& lse, double factor) {
+                              const CrossEntropyTarget& given, const Tensor& lse, double factor) {
+  const CrossEntropyTarget target = contiguous_target(given);
+  check_target(logits, target);
+  check_statistic("cross_entropy_backward", lse, {logits.dim(0)}, logits.dtype());
+  SHERD_CHECK(grad_loss.numel() == 1 && is_floating(grad_loss.dtype()),
+              "cross_entropy_backward: the loss's gradient must be a number, got {}",
+              grad_loss.describe());
   const Tensor x = contiguous(logits);
   Context& context = x.context();
   const Tensor out = Tensor::empty(context, x.shape(), x.dtype());
@@ -80,15 +92,15 @@ Tensor cross_entropy_backward(const Tensor& grad_loss, const Tensor& logits,
 }
 
 std::int64_t count_correct(const Tensor& logits, const Tensor& labels) {
-  check_target(logits, {labels, {}, 0.0});
-  const Tensor x = contiguous(logits);
+  check_target(logits, contiguous_target({labels, {}, 0.0}));
+  const Tensor x = contiguous(logits), gapless_labels = contiguous(labels);
   const std::int64_t rows = x.dim(0);
   std::vector<std::int64_t> predicted(static_cast<std::size_t>(rows));
   dispatch_floating(x.dtype(), "count_correct", [&](auto zero) {
     using T = decltype(zero);
     cpu::argmax_rows<T>(x.context().threads(), rows, x.dim(1), x.data<T>(), predicted.data());
   });
-  return cpu::count_equal(rows, predicted.data(), labels.data<std::int64_t>());
+  return cpu::count_equal(rows, predicted.data(), gapless_labels.data<std::int64_t>());
 }
 
 }  // namespace sherd

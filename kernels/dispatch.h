@@ -35,6 +35,15 @@ inline void* workspace_data(const Tensor& scratch) {
   return scratch.defined() ? scratch.raw_data() : nullptr;
 }
 
+// Per-row statistics that forward kept for backward, in the compute type of `dtype`.
+inline void check_statistic(const char* operation, const Tensor& statistic, const Shape& shape,
+                            DType dtype) {
+  SHERD_CHECK(statistic.shape() == shape && statistic.dtype() == compute_dtype(dtype) &&
+                  statistic.is_contiguous(),
+              "{}: expected statistics {} {}, got {}", operation, name_of(compute_dtype(dtype)),
+              shape.to_string(), statistic.describe());
+}
+
 inline void check_same(const char* operation, const Tensor& a, const Tensor& b) {
   SHERD_CHECK(a.shape() == b.shape() && a.dtype() == b.dtype(),
               "{}: both must have the same shape and type, got {} and {}", operation, a.describe(),

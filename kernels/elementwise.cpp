@@ -8,6 +8,15 @@
 #include <algorithm>
 
 namespace sherd {
+namespace {
+
+void check_row_scale(const char* operation, const Tensor& x, const Tensor& row_scale) {
+  SHERD_CHECK(x.rank() >= 1 && row_scale.shape() == Shape{x.dim(0)} &&
+                  row_scale.dtype() == compute_dtype(x.dtype()),
+              "{}: {} does not fit {}", operation, row_scale.describe(), x.describe());
+}
+
+}  // namespace
 
 void fill(const Tensor& out, double value) {
   SHERD_CHECK(out.is_contiguous(), "fill: {} is not contiguous", out.describe());
@@ -102,10 +111,23 @@ Tensor contiguous(const Tensor& x) {
   return x.is_contiguous() ? x : clone(x);
 }
 
+Tensor add_scaled_rows(const Tensor& a, const Tensor& b, const Tensor& row_scale) {
+  check_same("add_scaled_rows", a, b);
+  check_row_scale("add_scaled_rows", b, row_scale);
+  const Tensor x = contiguous(a), y = contiguous(b);
+  Context& context = x.context();
+  const Tensor out = Tensor::empty(context, x.shape(), x.dtype());
+  if (context.is_meta() || x.numel() == 0) return out;
+  dispatch_floating(x.dtype(), "add_scaled_rows", [&](auto zero) {
+    using T = decltype(zero);
+    cpu::add_scaled_rows<T>(context.threads(), x.dim(0), x.numel() / x.dim(0), x.data<T>(),
+                            y.data<T>(), row_scale.data<cpu::acc_t<T>>(), out.data<T>());
+  });
+  return out;
+}
+
 Tensor scale_rows(const Tensor& x, const Tensor& row_scale) {
-  SHERD_CHECK(x.rank() >= 1 && row_scale.shape() == Shape{x.dim(0)} &&
-                  row_scale.dtype() == compute_dtype(x.dtype()),
-              "scale_rows: {} does not fit {}", row_scale.describe(), x.describe());
+  check_row_scale("scale_rows", x, row_scale);
   const Tensor from = contiguous(x);
   Context& context = from.context();
   const Tensor out = Tensor::empty(context, from.shape(), from.dtype());

@@ -22,5 +22,7 @@ SHERD_API Tensor clone(const Tensor& x, MemoryCategory category = MemoryCategory
 
 // out[r, ...] = x[r, ...] * row_scale[r] over the first dimension. row_scale: fp64 for fp64, else fp32.
 SHERD_API Tensor scale_rows(const Tensor& x, const Tensor& row_scale);
+// out[r, ...] = a[r, ...] + row_scale[r] * b[r, ...]
+SHERD_API Tensor add_scaled_rows(const Tensor& a, const Tensor& b, const Tensor& row_scale);
 
 }  // namespace sherd

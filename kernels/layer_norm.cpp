@@ -51,6 +51,11 @@ LayerNormGradients layer_norm_backward(const Tensor& grad_output, const Tensor& 
   const Tensor g = contiguous(grad_output), x = contiguous(input), w = contiguous(weight);
   Context& context = x.context();
   const std::int64_t cols = x.dim(-1), rows = cols == 0 ? 0 : x.numel() / cols;
+  check_statistic("layer_norm_backward", mean, {rows}, x.dtype());
+  check_statistic("layer_norm_backward", rstd, {rows}, x.dtype());
+  SHERD_CHECK(w.shape() == Shape{cols} && w.dtype() == x.dtype(),
+              "layer_norm_backward: weight {} does not fit input {}", w.describe(), x.describe());
+  if (accumulated.defined()) check_same("layer_norm_backward", accumulated, x);
   const DType statistics = compute_dtype(x.dtype());
   LayerNormGradients grads;
   if (want_input) {

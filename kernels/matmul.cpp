@@ -15,8 +15,9 @@ namespace {
 // All leading dimensions folded into rows.
 Tensor as_matrix(const Tensor& x) {
   SHERD_CHECK(x.rank() >= 1, "a matrix product needs at least one dimension, got {}", x.describe());
-  const std::int64_t columns = x.dim(-1);
-  return contiguous(x).reshape({columns == 0 ? 0 : x.numel() / columns, columns});
+  std::int64_t rows = 1;
+  for (int i = 0; i + 1 < x.rank(); ++i) rows *= x.dim(i);
+  return contiguous(x).reshape({rows, x.dim(-1)});
 }
 
 Shape with_last(const Shape& shape, std::int64_t last) {
@@ -31,9 +32,11 @@ Tensor multiply(const cpu::Product& product, const Tensor& a, const Tensor& b, c
   Context& context = a.context();
   const Tensor out = Tensor::empty(context, {product.m, product.n}, product.dtype);
   if (out.numel() == 0) return out;
-  if (product.k == 0) {
-    fill(out, 0.0);
-    return out;
+  if (product.k == 0) {  // a sum of nothing
+    if (!bias.defined()) fill(out, 0.0);
+    const Tensor sums = bias.defined() ? clone(bias.reshape({1, product.n}).expand(out.shape())) : out;
+    return product.activation == Activation::none ? sums
+                                                  : activation_forward(sums, product.activation);
   }
   context.work().matmul_flops += 2 * product.m * product.n * product.k;
   const Tensor scratch = workspace(context, cpu::product_workspace_bytes(context, product));
@@ -49,7 +52,7 @@ Tensor run(cpu::Product product, const Tensor& a, const Tensor& b, const Tensor&
   SHERD_CHECK(a.dtype() == b.dtype(), "matmul: operands of different types, {} and {}",
               a.describe(), b.describe());
   product.dtype = a.dtype();
-  if (cpu::product_supports(a.dtype())) return multiply(product, a, b, bias);
+  if (cpu::product_supports(a.context(), a.dtype())) return multiply(product, a, b, bias);
   product.dtype = DType::f32;
   const auto widened = [](const Tensor& x) {
     return x.defined() ? cast(x, DType::f32, MemoryCategory::workspace) : x;
@@ -79,7 +82,8 @@ Tensor linear_forward(const Tensor& input, const Tensor& weight, const Tensor& b
   SHERD_CHECK(weight.rank() == 2 && input.rank() >= 1 && input.dim(-1) == weight.dim(1),
               "linear: input {} does not fit weight {} (out, in)", input.describe(),
               weight.describe());
-  SHERD_CHECK(!bias.defined() || (bias.shape() == Shape{weight.dim(0)}),
+  SHERD_CHECK(!bias.defined() ||
+                  (bias.shape() == Shape{weight.dim(0)} && bias.dtype() == weight.dtype()),
               "linear: bias {} does not fit weight {}", bias.describe(), weight.describe());
   const Tensor rows = as_matrix(input);
   cpu::Product product;
@@ -89,7 +93,7 @@ Tensor linear_forward(const Tensor& input, const Tensor& weight, const Tensor& b
   product.transpose_b = true;
   product.bias = bias.defined();
   product.activation = activation;
-  return run(product, rows, contiguous(weight), bias)
+  return run(product, rows, contiguous(weight), bias.defined() ? contiguous(bias) : bias)
       .reshape(with_last(input.shape(), weight.dim(0)));
 }
 

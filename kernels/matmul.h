@@ -27,7 +27,8 @@ SHERD_API Tensor linear_backward_weight(const Tensor& grad_output, const Tensor&
 // grad_output [..., N] → [N], summed in fp32 over fixed blocks of rows
 SHERD_API Tensor linear_backward_bias(const Tensor& grad_output);
 
-// fp32 and fp64 rates are compared with this: FLOP/s of a large square product on this context.
+// The best rate, in FLOP/s, of `repeats` square products of this size: what a training step's rate is
+// compared with.
 SHERD_API double measure_matmul_rate(Context& context, DType dtype, std::int64_t size, int repeats);
 
 }  // namespace sherd

@@ -9,18 +9,15 @@
 namespace sherd {
 namespace {
 
-// Optimizers keep their state and master weights in full precision.
 template <typename Body>
-void dispatch_master(const Tensor& parameter, const char* operation, const Body& body) {
-  switch (parameter.dtype()) {
-    case DType::f64: return body(double{});
-    case DType::f32: return body(float{});
-    default:
-      fail("{}: parameters must be fp32 or fp64, got {}", operation, parameter.describe());
-  }
+void dispatch_master(const Tensor& parameter, const Body& body) {
+  return parameter.dtype() == DType::f64 ? body(double{}) : body(float{});
 }
 
+// Optimizers keep their state and master weights in full precision.
 void check_span(const char* operation, const Tensor& parameter, const Tensor& other) {
+  SHERD_CHECK(parameter.dtype() == DType::f32 || parameter.dtype() == DType::f64,
+              "{}: parameters must be fp32 or fp64, got {}", operation, parameter.describe());
   check_same(operation, parameter, other);
   SHERD_CHECK(parameter.is_contiguous() && other.is_contiguous(),
               "{}: parameter {} and its state must be contiguous", operation, parameter.describe());
@@ -38,7 +35,7 @@ void adamw_update(const Tensor& parameter, const Tensor& grad, const Tensor& exp
   }
   Context& context = parameter.context();
   if (context.is_meta()) return;
-  dispatch_master(parameter, "adamw_update", [&](auto zero) {
+  dispatch_master(parameter, [&](auto zero) {
     using T = decltype(zero);
     cpu::AdamWArgs<T> args;
     args.param = parameter.data<T>();
@@ -61,11 +58,14 @@ void adamw_update(const Tensor& parameter, const Tensor& grad, const Tensor& exp
 void sgd_update(const Tensor& parameter, const Tensor& grad, const Tensor& momentum_buffer,
                 const SgdStep& step) {
   check_span("sgd_update", parameter, grad);
-  if (step.momentum != 0.0) check_span("sgd_update", parameter, momentum_buffer);
+  if (step.momentum != 0.0) {
+    check_span("sgd_update", parameter, momentum_buffer);
+    momentum_buffer.storage().mark_modified();
+  }
   parameter.storage().mark_modified();
   Context& context = parameter.context();
   if (context.is_meta()) return;
-  dispatch_master(parameter, "sgd_update", [&](auto zero) {
+  dispatch_master(parameter, [&](auto zero) {
     using T = decltype(zero);
     cpu::SgdArgs<T> args;
     args.param = parameter.data<T>();

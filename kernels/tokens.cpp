@@ -66,12 +66,13 @@ Tensor unpatchify(const Tensor& patches, const Shape& images, const PatchSize& p
 Tensor assemble_tokens(const Tensor& patches, const Tensor& class_token, const Tensor& position) {
   const cpu::TokenShape shape = token_shape(patches);
   const std::int64_t tokens = shape.tokens + (class_token.defined() ? 1 : 0);
-  SHERD_CHECK(!class_token.defined() || class_token.numel() == shape.dim,
-              "assemble_tokens: class token {} does not fit patches {}", class_token.describe(),
-              patches.describe());
-  SHERD_CHECK(position.numel() == tokens * shape.dim && position.dim(-1) == shape.dim,
-              "assemble_tokens: position embedding {} does not fit {} tokens of {} features",
-              position.describe(), tokens, shape.dim);
+  const auto fits = [&](const Tensor& x, const Shape& expected) {
+    SHERD_CHECK(x.shape() == expected && x.dtype() == patches.dtype(),
+                "assemble_tokens: expected {} {} beside patches {}, got {}",
+                name_of(patches.dtype()), expected.to_string(), patches.describe(), x.describe());
+  };
+  if (class_token.defined()) fits(class_token, {1, 1, shape.dim});
+  fits(position, {1, tokens, shape.dim});
   const Tensor x = contiguous(patches), pos = contiguous(position);
   const Tensor cls = class_token.defined() ? contiguous(class_token) : class_token;
   Context& context = x.context();

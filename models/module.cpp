@@ -19,11 +19,27 @@ Module::~Module() = default;
 
 Variable Module::operator()(const Variable& input) {
   const TraceScope trace(input.context().trace(), name_.empty() ? std::string_view("model") : name_, "forward");
-  Variable value = input;
-  for (const auto& [id, hook] : pre_hooks_) value = hook(*this, value);
+  Variable value = run_hooks(pre_hooks_, input);
   value = forward(value);
-  for (const auto& [id, hook] : post_hooks_) value = hook(*this, value);
+  return run_hooks(post_hooks_, value);
+}
+
+// Over a copy, since a hook may add and remove hooks, itself among them.
+Variable Module::run_hooks(const std::vector<std::pair<int, Hook>>& hooks, const Variable& input) {
+  if (hooks.empty()) return input;
+  Variable value = input;
+  const std::vector<std::pair<int, Hook>> now = hooks;
+  for (const auto& [id, hook] : now) value = hook(*this, value);
   return value;
+}
+
+Variable Module::Child::operator()(const Variable& input) const {
+  return (*parent_->children_[index_].second)(input);
+}
+
+Module::Child Module::register_child(const std::string& name, std::shared_ptr<Module> module) {
+  children_.emplace_back(name, std::move(module));
+  return {this, children_.size() - 1};
 }
 
 int Module::add_pre_forward_hook(Hook hook) {
@@ -63,6 +79,8 @@ std::shared_ptr<Module> Module::child(const std::string& name) const {
 void Module::replace_child(const std::string& name, std::shared_ptr<Module> module) {
   const auto found = std::ranges::find(children_, name, [](const auto& c) { return c.first; });
   SHERD_CHECK(found != children_.end(), "module '{}' has no child '{}' to replace", name_, name);
+  module->assign_names(found->second->name());
+  module->set_training(found->second->training());
   found->second = std::move(module);
 }
 
@@ -96,7 +114,7 @@ std::int64_t Module::parameter_count() const {
 }
 
 void Module::initialize(Context& context, DType dtype) {
-  assign_names();
+  if (name_.empty()) assign_names();
   for (Parameter* parameter : parameters()) parameter->materialize(context, dtype);
 }
 

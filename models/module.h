@@ -35,27 +35,29 @@ class SHERD_API Module {
 
   // The path in the model ("blocks.3.attn"), given by assign_names; empty for the root.
   const std::string& name() const { return name_; }
-  // Names every module and parameter below by its path. initialize() and load call it; call it again
-  // after replace_child.
+  // Names every module and parameter below by its path; call it on the root. A name keys a parameter's
+  // initial values.
   void assign_names(const std::string& prefix = "");
 
   const std::vector<std::pair<std::string, std::shared_ptr<Module>>>& children() const {
     return children_;
   }
   std::shared_ptr<Module> child(const std::string& name) const;  // throws if there is none
+  // The new child takes the old one's name and mode.
   void replace_child(const std::string& name, std::shared_ptr<Module> module);
 
   // Every parameter below, each once (a tied one under its first name), in a fixed order: own ones
   // first, then the children's.
   std::vector<Parameter*> parameters() const;
-  // Own parameters and buffers by short name.
+  // Own parameters by short name.
   const std::vector<std::pair<std::string, std::shared_ptr<Parameter>>>& own_parameters() const {
     return parameters_;
   }
   std::vector<std::pair<std::string, Tensor>> buffers() const;  // by full name
   std::int64_t parameter_count() const;
 
-  // Allocates every parameter and fills it by its initialiser from the context's seed.
+  // Allocates every parameter and fills it by its initialiser from the context's seed. On a module
+  // without a name, taken for the root, assign_names() comes first.
   void initialize(Context& context, DType dtype);
   void clear_gradients();
 
@@ -67,19 +69,30 @@ class SHERD_API Module {
   void for_each_module(const std::function<void(Module&)>& visit);
 
  protected:
+  // A child as its parent calls it: whatever stands in its place now, see replace_child.
+  class Child {
+   public:
+    Child() = default;
+    Variable operator()(const Variable& input) const;
+
+   private:
+    friend class Module;
+    Child(Module* parent, std::size_t index) : parent_(parent), index_(index) {}
+    Module* parent_ = nullptr;
+    std::size_t index_ = 0;
+  };
+
   virtual Variable forward(const Variable& input) = 0;
 
   std::shared_ptr<Parameter> register_parameter(const std::string& name, const Shape& shape,
                                                 const Initializer& initializer, bool weight_decay);
   void register_parameter(const std::string& name, std::shared_ptr<Parameter> shared);  // tied
-  template <typename M>
-  std::shared_ptr<M> register_child(const std::string& name, std::shared_ptr<M> module) {
-    children_.emplace_back(name, module);
-    return module;
-  }
+  Child register_child(const std::string& name, std::shared_ptr<Module> module);
   void register_buffer(const std::string& name, Tensor tensor);
 
  private:
+  Variable run_hooks(const std::vector<std::pair<int, Hook>>& hooks, const Variable& input);
+
   std::string name_;
   bool training_ = true;
   std::vector<std::pair<std::string, std::shared_ptr<Parameter>>> parameters_;

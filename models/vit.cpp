@@ -85,8 +85,8 @@ ViTBlock::ViTBlock(const ViTSettings& s, double drop_path) : drop_path_(drop_pat
 Variable ViTBlock::forward(const Variable& tokens) {
   const double rate = training() ? drop_path_ : 0.0;
   const Variable mixed =
-      add_drop_path(tokens, (*attention_)((*norm1_)(tokens)), rate, name() + ".drop_path1");
-  return add_drop_path(mixed, (*mlp_)((*norm2_)(mixed)), rate, name() + ".drop_path2");
+      add_drop_path(tokens, attention_(norm1_(tokens)), rate, name() + ".drop_path1");
+  return add_drop_path(mixed, mlp_(norm2_(mixed)), rate, name() + ".drop_path2");
 }
 
 VisionTransformer::VisionTransformer(ViTSettings settings) : settings_(settings) {
@@ -100,13 +100,14 @@ VisionTransformer::VisionTransformer(ViTSettings settings) : settings_(settings)
                                  Initializer::truncated_normal(0.02), false);
   patch_embed_ =
       register_child("patch_embed", std::make_shared<PatchEmbed>(s.channels, s.patch, s.dim));
-  blocks_ = register_child("blocks", std::make_shared<Sequential>());
+  const auto blocks = std::make_shared<Sequential>();
   for (std::int64_t i = 0; i < s.depth; ++i) {
     const double rate =
         s.depth > 1 ? s.drop_path * static_cast<double>(i) / static_cast<double>(s.depth - 1)
                     : s.drop_path;
-    blocks_->append(std::to_string(i), std::make_shared<ViTBlock>(s, rate));
+    blocks->append(std::to_string(i), std::make_shared<ViTBlock>(s, rate));
   }
+  blocks_ = register_child("blocks", blocks);
   norm_ = register_child(s.fc_norm ? "fc_norm" : "norm", std::make_shared<LayerNorm>(s.dim, s.layer_norm_eps));
   head_ = register_child("head", std::make_shared<Linear>(s.dim, s.classes, true));
   assign_names();
@@ -117,19 +118,19 @@ Variable VisionTransformer::forward(const Variable& images) {
                        settings_.image_width};
   SHERD_CHECK(images.shape() == expected, "model: expected images {}, got {}", expected.to_string(),
               images.tensor().describe());
-  const Variable patches = (*patch_embed_)(images);
+  const Variable patches = patch_embed_(images);
   const Variable class_token = class_token_ ? class_token_->variable() : Variable();
   const Variable tokens = assemble_tokens(patches, class_token, position_->variable());
-  const Variable features = (*blocks_)(dropout(tokens, training() ? settings_.drop : 0.0, "pos_drop"));
-  return (*head_)(pool(features));
+  const Variable features = blocks_(dropout(tokens, training() ? settings_.drop : 0.0, "pos_drop"));
+  return head_(pool(features));
 }
 
 Variable VisionTransformer::pool(const Variable& features) {
   // With the class token only that row is normalised: LayerNorm acts on each token alone.
-  if (settings_.pooling == Pooling::class_token) return (*norm_)(select_token(features, 0));
+  if (settings_.pooling == Pooling::class_token) return norm_(select_token(features, 0));
   const std::int64_t first = settings_.class_token ? 1 : 0;
-  if (settings_.fc_norm) return (*norm_)(mean_tokens(features, first));
-  return mean_tokens((*norm_)(features), first);
+  if (settings_.fc_norm) return norm_(mean_tokens(features, first));
+  return mean_tokens(norm_(features), first);
 }
 
 double VisionTransformer::training_flops_per_image() const {

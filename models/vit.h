@@ -57,7 +57,7 @@ class SHERD_API ViTBlock : public Module {
 
  private:
   double drop_path_;
-  std::shared_ptr<Module> norm1_, attention_, norm2_, mlp_;
+  Child norm1_, attention_, norm2_, mlp_;
 };
 
 class SHERD_API VisionTransformer : public Module {
@@ -65,7 +65,6 @@ class SHERD_API VisionTransformer : public Module {
   explicit VisionTransformer(ViTSettings settings);
 
   const ViTSettings& settings() const { return settings_; }
-  Sequential& blocks() { return *blocks_; }
   // FLOPs of the matrix products of one training step (forward and backward) on one image.
   double training_flops_per_image() const;
 
@@ -77,10 +76,7 @@ class SHERD_API VisionTransformer : public Module {
 
   ViTSettings settings_;
   std::shared_ptr<Parameter> class_token_, position_;
-  std::shared_ptr<PatchEmbed> patch_embed_;
-  std::shared_ptr<Sequential> blocks_;
-  std::shared_ptr<LayerNorm> norm_;
-  std::shared_ptr<Linear> head_;
+  Child patch_embed_, blocks_, norm_, head_;
 };
 
 }  // namespace sherd

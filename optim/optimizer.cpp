@@ -15,12 +15,6 @@ Tensor zero_state(const ParameterSpan& span) {
                        MemoryCategory::optimizer_state);
 }
 
-void check_spans(std::size_t expected, std::span<const ParameterSpan> spans) {
-  SHERD_CHECK(spans.size() == expected,
-              "optimizer: prepared for {} spans, stepped with {}; call prepare() with the same spans",
-              expected, spans.size());
-}
-
 class AdamW final : public Optimizer {
  public:
   explicit AdamW(const AdamWSettings& settings) : settings_(settings) {
@@ -33,6 +27,7 @@ class AdamW final : public Optimizer {
   }
 
   void prepare(std::span<const ParameterSpan> spans) override {
+    remember(spans);
     state_.clear();
     for (const ParameterSpan& span : spans) {
       state_.push_back({span.name, zero_state(span), zero_state(span)});
@@ -40,7 +35,7 @@ class AdamW final : public Optimizer {
   }
 
   void step(std::span<const ParameterSpan> spans, double lr, double grad_scale) override {
-    check_spans(state_.size(), spans);
+    check(spans);
     ++steps_;
     for (std::size_t i = 0; i < spans.size(); ++i) {
       const ParameterSpan& span = spans[i];
@@ -81,6 +76,7 @@ class Sgd final : public Optimizer {
   }
 
   void prepare(std::span<const ParameterSpan> spans) override {
+    remember(spans);
     state_.clear();
     for (const ParameterSpan& span : spans) {
       state_.emplace_back(span.name, settings_.momentum > 0.0 ? zero_state(span) : Tensor());
@@ -88,7 +84,7 @@ class Sgd final : public Optimizer {
   }
 
   void step(std::span<const ParameterSpan> spans, double lr, double grad_scale) override {
-    check_spans(state_.size(), spans);
+    check(spans);
     ++steps_;
     for (std::size_t i = 0; i < spans.size(); ++i) {
       const ParameterSpan& span = spans[i];
@@ -115,6 +111,26 @@ class Sgd final : public Optimizer {
 }  // namespace
 
 Optimizer::~Optimizer() = default;
+
+void Optimizer::remember(std::span<const ParameterSpan> spans) {
+  steps_ = 0;
+  prepared_.clear();
+  for (const ParameterSpan& span : spans) prepared_.emplace_back(span.name, span.value.shape());
+}
+
+void Optimizer::check(std::span<const ParameterSpan> spans) const {
+  SHERD_CHECK(spans.size() == prepared_.size(),
+              "optimizer: prepared for {} spans, stepped with {}; call prepare() with the same spans",
+              prepared_.size(), spans.size());
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    const auto& [name, shape] = prepared_[i];
+    const bool grad_fits = !spans[i].grad.defined() || spans[i].grad.shape() == shape;
+    SHERD_CHECK(spans[i].name == name && spans[i].value.shape() == shape && grad_fits,
+                "optimizer: span {} was prepared as {} {}, stepped with {} {} and gradient {}", i, name,
+                shape.to_string(), spans[i].name, spans[i].value.describe(),
+                spans[i].grad.describe());
+  }
+}
 
 std::vector<ParameterSpan> parameter_spans(std::span<Parameter* const> parameters) {
   std::vector<ParameterSpan> spans;

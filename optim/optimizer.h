@@ -28,7 +28,8 @@ class SHERD_API Optimizer {
  public:
   virtual ~Optimizer();
 
-  // Allocates the state for these spans. step() must be called with the same spans in the same order.
+  // Allocates the state for these spans and starts counting steps anew. step() must be called with the
+  // same spans (names and shapes) in the same order.
   virtual void prepare(std::span<const ParameterSpan> spans) = 0;
   // One update. Gradients are multiplied by grad_scale first (clipping and loss scaling).
   virtual void step(std::span<const ParameterSpan> spans, double lr, double grad_scale) = 0;
@@ -38,7 +39,12 @@ class SHERD_API Optimizer {
   std::int64_t steps_done() const { return steps_; }
 
  protected:
+  void remember(std::span<const ParameterSpan> spans);
+  void check(std::span<const ParameterSpan> spans) const;  // throws before anything is changed
   std::int64_t steps_ = 0;
+
+ private:
+  std::vector<std::pair<std::string, Shape>> prepared_;
 };
 
 struct AdamWSettings {

@@ -17,17 +17,30 @@ namespace {
 constexpr std::size_t kSmall = std::size_t{256} << 10;
 constexpr std::size_t kSmallSegment = std::size_t{1} << 20;
 
-// From this size on a segment is aligned to, and asked for in, huge pages: fewer page faults and TLB
-// misses on activations of tens of megabytes.
+// From twice this size on a segment consists of huge pages: fewer page faults and TLB misses on
+// activations of tens of megabytes.
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
 std::byte* system_allocate(std::size_t bytes) {
-  const bool huge = bytes >= 2 * kHugePage;
-  const std::size_t alignment = huge ? kHugePage : Allocator::kAlignment;
-  const std::size_t padded = (bytes + alignment - 1) / alignment * alignment;
-  void* data = std::aligned_alloc(alignment, padded);
-  if (data != nullptr && huge) madvise(data, padded, MADV_HUGEPAGE);
+  const bool huge = bytes % kHugePage == 0;
+  void* data = std::aligned_alloc(huge ? kHugePage : Allocator::kAlignment, bytes);
+  if (data != nullptr && huge) madvise(data, bytes, MADV_HUGEPAGE);
   return static_cast<std::byte*>(data);
+}
+
+// What is asked from the system for a request of this many (rounded) bytes.
+std::size_t segment_bytes(std::size_t bytes, bool small) {
+  if (small) return kSmallSegment;
+  return bytes < 2 * kHugePage ? bytes : (bytes + kHugePage - 1) / kHugePage * kHugePage;
+}
+
+// Only the order matters here: what went wrong on a stream is for those who wait for its results.
+void finish(std::vector<Event>& events) {
+  for (const Event& event : events) {
+    while (!event.wait_for(std::chrono::hours(1))) {
+    }
+  }
+  events.clear();
 }
 
 }  // namespace
@@ -81,8 +94,7 @@ Allocator::Piece* Allocator::take(std::size_t bytes, bool small) {
   if (found == pieces.end()) return nullptr;
   Piece* piece = *found;
   pieces.erase(found);
-  for (const Event& event : piece->pending) event.wait();
-  piece->pending.clear();
+  finish(piece->pending);
   return piece;
 }
 
@@ -110,7 +122,7 @@ Allocator::Piece* Allocator::merge(Piece* left, Piece* right) {
 }
 
 Allocator::Piece* Allocator::reserve(std::size_t bytes, bool small, MemoryCategory category) {
-  const std::size_t segment = small ? kSmallSegment : bytes;
+  const std::size_t segment = segment_bytes(bytes, small);
   const auto over_limit = [&] { return limit_ > 0 && reserved_ + segment > limit_; };
   if (over_limit()) trim();
   SHERD_CHECK(!over_limit(),
@@ -140,7 +152,7 @@ void Allocator::trim() {
         ++it;
         continue;
       }
-      for (const Event& event : piece->pending) event.wait();
+      finish(piece->pending);
       std::free(piece->data);
       reserved_ -= piece->bytes;
       delete piece;

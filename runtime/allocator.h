@@ -42,7 +42,6 @@ class SHERD_API Allocator {
 
   Ledger& ledger() { return ledger_; }
   const Ledger& ledger() const { return ledger_; }
-  std::size_t limit() const { return limit_; }
   std::size_t reserved_bytes() const { return reserved_; }       // live and cached
   std::size_t peak_reserved_bytes() const { return peak_reserved_; }
 

@@ -64,6 +64,9 @@ class SHERD_API Context {
   // The tape that operations record on; null where nothing is recorded. Set through TapeScope.
   Tape* tape() const { return tape_; }
   void set_tape(Tape* tape) { tape_ = tape; }
+  // Tapes are told apart by a number, so that a value of a dead tape is not mistaken for one of a new
+  // tape at the same address.
+  std::uint64_t next_tape_id() { return ++last_tape_id_; }
 
   const RandomPosition& random_position() const { return random_position_; }
   void set_random_position(const RandomPosition& position) { random_position_ = position; }
@@ -84,6 +87,7 @@ class SHERD_API Context {
   std::unique_ptr<Stream> compute_stream_;
   WorkCounters work_;
   Tape* tape_ = nullptr;
+  std::uint64_t last_tape_id_ = 0;
   RandomPosition random_position_;
   std::unordered_map<std::type_index, std::shared_ptr<void>> attachments_;
 };

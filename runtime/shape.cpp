@@ -18,13 +18,18 @@ Shape::Shape(std::span<const std::int64_t> dims) {
   }
 }
 
-std::int64_t Shape::dim(int index) const {
+int Shape::normalized(int index) const {
   const int at = index < 0 ? index + rank_ : index;
   SHERD_CHECK(at >= 0 && at < rank_, "dimension {} of a shape of rank {}", index, rank_);
-  return dims_[static_cast<size_t>(at)];
+  return at;
+}
+
+std::int64_t Shape::dim(int index) const {
+  return dims_[static_cast<size_t>(normalized(index))];
 }
 
 std::int64_t Shape::numel() const {
+  if (std::ranges::find(dims(), 0) != dims().end()) return 0;
   std::int64_t product = 1;
   for (const std::int64_t dim : dims()) {
     SHERD_CHECK(!__builtin_mul_overflow(product, dim, &product),
@@ -49,6 +54,7 @@ bool Shape::operator==(const Shape& other) const {
 std::array<std::int64_t, Shape::kMaxRank> contiguous_strides(const Shape& shape) {
   std::array<std::int64_t, Shape::kMaxRank> strides{};
   std::int64_t step = 1;
+  if (shape.numel() == 0) return strides;  // nothing is ever addressed, and products might overflow
   for (int i = shape.rank() - 1; i >= 0; --i) {
     strides[static_cast<size_t>(i)] = step;
     step *= shape.dim(i);

@@ -23,6 +23,7 @@ class SHERD_API Shape {
   int rank() const { return rank_; }
   // Negative indices count from the end: dim(-1) is the last one.
   std::int64_t dim(int index) const;
+  int normalized(int index) const;  // from 0 on; throws if there is no such dimension
   std::int64_t operator[](int index) const { return dim(index); }
   std::int64_t numel() const;  // throws if the product overflows
   std::span<const std::int64_t> dims() const { return {dims_.data(), static_cast<size_t>(rank_)}; }

@@ -57,6 +57,11 @@ void* Storage::data() const {
   return block_.data;
 }
 
+void Storage::record_use(Event event) {
+  std::erase_if(pending_, [](const Event& earlier) { return earlier.done(); });
+  pending_.push_back(std::move(event));
+}
+
 void Storage::release() {
   if (released_) return;
   SHERD_CHECK(!external_, "release: these bytes belong to somebody else (from_blob)");

@@ -29,6 +29,7 @@ class SHERD_API Storage {
 
   Context& context() const { return *context_; }
   std::size_t bytes() const { return bytes_; }
+  bool is_external() const { return external_; }  // from_blob
   MemoryCategory category() const { return category_; }
   void set_category(MemoryCategory category);  // moves the bytes in the ledger
 
@@ -43,7 +44,7 @@ class SHERD_API Storage {
   void mark_modified() { ++version_; }
 
   // The bytes are not reused before this event, even if released earlier.
-  void record_use(Event event) { pending_.push_back(std::move(event)); }
+  void record_use(Event event);
 
   // Named in the error about reading released bytes ("unit blocks.3").
   void set_owner(std::string owner) { owner_ = std::move(owner); }

@@ -15,10 +15,12 @@ struct Event::State {
   std::mutex mutex;
   std::condition_variable changed;
   bool done = false;
+  std::exception_ptr error;
 
-  void set() {
+  void set(std::exception_ptr failure) {
     const std::lock_guard lock(mutex);
     done = true;
+    error = std::move(failure);
     changed.notify_all();
   }
 };
@@ -33,12 +35,19 @@ void Event::wait() const {
   if (!state_) return;
   std::unique_lock lock(state_->mutex);
   state_->changed.wait(lock, [this] { return state_->done; });
+  if (state_->error) std::rethrow_exception(state_->error);
+}
+
+bool Event::wait_for(std::chrono::milliseconds time) const {
+  if (!state_) return true;
+  std::unique_lock lock(state_->mutex);
+  return state_->changed.wait_for(lock, time, [this] { return state_->done; });
 }
 
 struct Stream::Worker {
   struct Item {
-    std::function<void()> work;
-    bool always = false;  // events are signalled even after a failure, or waiters would hang
+    std::function<void()> work;  // or
+    std::shared_ptr<Event::State> event;  // to signal, even after a failure: waiters must not hang
   };
 
   std::mutex mutex;
@@ -75,16 +84,19 @@ struct Stream::Worker {
       if (queue.empty()) return;  // stopping, and all work has run
       Item item = std::move(queue.front());
       queue.pop_front();
-      if (error && !item.always) continue;
       busy = true;
+      std::exception_ptr failure = error;
       lock.unlock();
-      std::exception_ptr failure;
-      try {
-        item.work();
-      } catch (...) {
-        failure = std::current_exception();
+      if (item.event) {
+        item.event->set(failure);
+      } else if (!failure) {
+        try {
+          item.work();
+        } catch (...) {
+          failure = std::current_exception();
+        }
       }
-      item.work = nullptr;
+      item = {};  // what the work captured dies outside the lock
       lock.lock();
       busy = false;
       if (failure && !error) error = failure;
@@ -108,7 +120,7 @@ Stream::~Stream() = default;
 void Stream::enqueue(std::function<void()> work) {
   switch (kind_) {
     case Kind::in_place: work(); break;
-    case Kind::worker: worker_->push({std::move(work), false}); break;
+    case Kind::worker: worker_->push({std::move(work), nullptr}); break;
     case Kind::meta: break;
   }
 }
@@ -117,14 +129,14 @@ Event Stream::record() {
   Event event;
   if (kind_ == Kind::worker) {
     event.state_ = std::make_shared<Event::State>();
-    worker_->push({[state = event.state_] { state->set(); }, true});
+    worker_->push({nullptr, event.state_});
   }
   return event;
 }
 
 void Stream::wait(const Event& event) {
   if (kind_ == Kind::in_place) event.wait();
-  if (kind_ == Kind::worker) worker_->push({[event] { event.wait(); }, true});
+  if (kind_ == Kind::worker) worker_->push({[event] { event.wait(); }, nullptr});
 }
 
 void Stream::synchronize() {

@@ -11,17 +11,20 @@
 
 #include <sherd/runtime/api.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <string>
 
 namespace sherd {
 
-// A point in a stream's work. A default-made event is done.
+// A point in a stream's work. A default-made event is done. When work before it threw, the event is
+// done too, and carries the exception: nobody hangs, and nobody computes on half-made data.
 class SHERD_API Event {
  public:
   bool done() const;
-  void wait() const;  // blocks the calling thread
+  void wait() const;  // blocks the calling thread; rethrows what went wrong before the event
+  bool wait_for(std::chrono::milliseconds time) const;  // done within the time? Throws nothing.
 
  private:
   friend class Stream;
@@ -42,8 +45,8 @@ class SHERD_API Stream {
   void enqueue(std::function<void()> work);
   Event record();                 // done once everything enqueued so far has run
   void wait(const Event& event);  // work enqueued later starts after the event
-  // Blocks until all work has run. An exception thrown by work is rethrown here (and work enqueued
-  // after it is dropped, so that nothing computes on half-made data).
+  // Blocks until all work has run. An exception thrown by work is rethrown here, once; work enqueued
+  // after it is dropped until then.
   void synchronize();
 
  private:

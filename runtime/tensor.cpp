@@ -5,6 +5,18 @@
 #include <cstring>
 
 namespace sherd {
+namespace {
+
+std::size_t byte_count(const Shape& shape, DType dtype) {
+  std::size_t bytes = 0;
+  const bool overflows =
+      __builtin_mul_overflow(static_cast<std::size_t>(shape.numel()), size_of(dtype), &bytes);
+  SHERD_CHECK(!overflows, "a tensor of {} {} has more bytes than 64 bits can count",
+              name_of(dtype), shape.to_string());
+  return bytes;
+}
+
+}  // namespace
 
 Tensor::Tensor(std::shared_ptr<Storage> storage, const Shape& shape, const Strides& strides,
                std::int64_t offset, DType dtype)
@@ -15,8 +27,8 @@ Tensor::Tensor(std::shared_ptr<Storage> storage, const Shape& shape, const Strid
       dtype_(dtype) {}
 
 Tensor Tensor::empty(Context& context, const Shape& shape, DType dtype, MemoryCategory category) {
-  const std::size_t bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
-  return {Storage::allocate(context, bytes, category), shape, contiguous_strides(shape), 0, dtype};
+  return {Storage::allocate(context, byte_count(shape, dtype), category), shape,
+          contiguous_strides(shape), 0, dtype};
 }
 
 Tensor Tensor::zeros(Context& context, const Shape& shape, DType dtype, MemoryCategory category) {
@@ -29,8 +41,7 @@ Tensor Tensor::zeros(Context& context, const Shape& shape, DType dtype, MemoryCa
 
 Tensor Tensor::from_blob(Context& context, void* data, const Shape& shape, DType dtype,
                          std::function<void()> deleter) {
-  const std::size_t bytes = static_cast<std::size_t>(shape.numel()) * size_of(dtype);
-  return {Storage::from_blob(context, data, bytes, std::move(deleter)), shape,
+  return {Storage::from_blob(context, data, byte_count(shape, dtype), std::move(deleter)), shape,
           contiguous_strides(shape), 0, dtype};
 }
 
@@ -40,12 +51,11 @@ Storage& Tensor::storage() const {
 }
 
 std::int64_t Tensor::stride(int index) const {
-  const int at = index < 0 ? index + rank() : index;
-  SHERD_CHECK(at >= 0 && at < rank(), "stride {} of a tensor of rank {}", index, rank());
-  return strides_[static_cast<std::size_t>(at)];
+  return strides_[static_cast<std::size_t>(shape_.normalized(index))];
 }
 
 bool Tensor::is_contiguous() const {
+  if (numel() == 0) return true;
   std::int64_t expected = 1;
   for (int i = rank() - 1; i >= 0; --i) {
     if (dim(i) == 1) continue;
@@ -53,6 +63,10 @@ bool Tensor::is_contiguous() const {
     expected *= dim(i);
   }
   return true;
+}
+
+bool Tensor::is_sole_owner() const {
+  return defined() && storage_.use_count() == 1 && !storage_->is_external() && is_contiguous();
 }
 
 void* Tensor::raw_data() const {
@@ -85,7 +99,7 @@ Tensor Tensor::permute(std::span<const int> order) const {
 }
 
 Tensor Tensor::slice(int dim, std::int64_t begin, std::int64_t end) const {
-  const int at = dim < 0 ? dim + rank() : dim;
+  const int at = shape_.normalized(dim);
   SHERD_CHECK(begin >= 0 && begin <= end && end <= this->dim(at),
               "slice: [{}, {}) of dimension {} of {}", begin, end, dim, describe());
   std::array<std::int64_t, Shape::kMaxRank> dims{};
@@ -96,7 +110,7 @@ Tensor Tensor::slice(int dim, std::int64_t begin, std::int64_t end) const {
 }
 
 Tensor Tensor::select(int dim, std::int64_t index) const {
-  const int at = dim < 0 ? dim + rank() : dim;
+  const int at = shape_.normalized(dim);
   SHERD_CHECK(index >= 0 && index < this->dim(at), "select: index {} of dimension {} of {}", index,
               dim, describe());
   std::array<std::int64_t, Shape::kMaxRank> dims{};

@@ -51,6 +51,9 @@ class SHERD_API Tensor {
   Storage& storage() const;
   const std::shared_ptr<Storage>& shared_storage() const { return storage_; }
   bool is_contiguous() const;
+  // Whether writing in place can be seen by nobody else: contiguous, and the only handle of bytes that
+  // Sherd allocated.
+  bool is_sole_owner() const;
 
   // Address of the first element; throws on meta, when released, and when T is not the dtype.
   template <typename T>

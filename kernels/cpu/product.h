@@ -23,10 +23,12 @@ struct Product {
   bool operator==(const Product&) const = default;
 };
 
-// Which types the backend multiplies as they are.
-bool product_supports(DType dtype);
+// Whether the backend multiplies this type as it is (bf16 needs a processor that oneDNN supports).
+bool product_supports(Context& context, DType dtype);
 // Scratch bytes that run_product needs. Asked on meta too, so that a plan knows them.
 std::size_t product_workspace_bytes(Context& context, const Product& product);
+// How many compiled products a context keeps (never more than a fixed bound).
+std::size_t cached_products(Context& context);
 void run_product(Context& context, const Product& product, const void* a, const void* b,
                  const void* bias, void* out, void* workspace);
 

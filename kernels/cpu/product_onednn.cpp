@@ -4,6 +4,7 @@
 
 #include <dnnl.hpp>
 #include <list>
+#include <optional>
 #include <unordered_map>
 
 namespace sherd::cpu {
@@ -57,6 +58,20 @@ class ProductCache {
     return entries_.front().second;
   }
 
+  std::size_t size() const { return entries_.size(); }
+
+  bool multiplies_bf16() {
+    if (!bf16_) {
+      try {
+        compile({16, 16, 16, false, false, false, Activation::none, DType::bf16});
+        bf16_ = true;
+      } catch (const Error&) {
+        bf16_ = false;
+      }
+    }
+    return *bf16_;
+  }
+
   void run(Compiled& compiled, const void* a, const void* b, const void* bias, void* out,
            void* workspace) {
     if (!compiled.primitive) prepare(compiled);
@@ -75,6 +90,15 @@ class ProductCache {
 
  private:
   Compiled compile(const Product& p) const {
+    try {
+      return describe(p);
+    } catch (const dnnl::error& error) {
+      fail("oneDNN: no product of {} [{} x {}] by [{} x {}]: {}", name_of(p.dtype), p.m, p.k, p.k,
+           p.n, error.what());
+    }
+  }
+
+  Compiled describe(const Product& p) const {
     const auto type = onednn_type(p.dtype);
     const auto tag = [](bool transposed) {
       return transposed ? memory::format_tag::ba : memory::format_tag::ab;
@@ -119,6 +143,7 @@ class ProductCache {
     add(DNNL_ARG_SCRATCHPAD, d.scratchpad_desc());
   }
 
+  std::optional<bool> bf16_;
   dnnl::engine engine_{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream_{engine_};
   std::list<std::pair<Product, Compiled>> entries_;
@@ -131,14 +156,19 @@ bool runs_in_onednn(const Product& p) {
 
 }  // namespace
 
-bool product_supports(DType dtype) {
-  return dtype == DType::f32 || dtype == DType::f64 || dtype == DType::bf16;
+bool product_supports(Context& context, DType dtype) {
+  if (dtype == DType::bf16) return context.attachment<ProductCache>().multiplies_bf16();
+  return dtype == DType::f32 || dtype == DType::f64;
 }
 
 std::size_t product_workspace_bytes(Context& context, const Product& product) {
   if (!runs_in_onednn(product)) return 0;
   const ThreadCountScope threads(context.threads());
   return context.attachment<ProductCache>().find_or_compile(product).workspace_bytes;
+}
+
+std::size_t cached_products(Context& context) {
+  return context.attachment<ProductCache>().size();
 }
 
 void run_product(Context& context, const Product& product, const void* a, const void* b,

@@ -3,11 +3,15 @@
 
 namespace sherd::cpu {
 
-bool product_supports(DType dtype) {
+bool product_supports(Context&, DType dtype) {
   return dtype == DType::f32 || dtype == DType::f64;
 }
 
 std::size_t product_workspace_bytes(Context&, const Product&) {
+  return 0;
+}
+
+std::size_t cached_products(Context&) {
   return 0;
 }
 

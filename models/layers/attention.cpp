@@ -15,8 +15,8 @@ Attention::Attention(const AttentionSettings& settings) : settings_(settings) {
 
 Variable Attention::forward(const Variable& input) {
   const double factor = 1.0 / std::sqrt(static_cast<double>(settings_.head_dim));
-  const Variable mixed = attention_packed((*qkv_)(input), settings_.heads, factor);
-  return dropout((*projection_)(mixed), training() ? settings_.projection_drop : 0.0, name());
+  const Variable mixed = attention_packed(qkv_(input), settings_.heads, factor);
+  return dropout(projection_(mixed), training() ? settings_.projection_drop : 0.0, name());
 }
 
 }  // namespace sherd

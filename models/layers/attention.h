@@ -22,7 +22,7 @@ class SHERD_API Attention : public Module {
 
  private:
   AttentionSettings settings_;
-  std::shared_ptr<Linear> qkv_, projection_;
+  Child qkv_, projection_;
 };
 
 }  // namespace sherd

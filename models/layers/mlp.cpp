@@ -12,8 +12,8 @@ Mlp::Mlp(std::int64_t dim, std::int64_t hidden, Activation activation, double dr
 
 Variable Mlp::forward(const Variable& input) {
   const double drop = training() ? drop_ : 0.0;
-  const Variable hidden = dropout((*fc1_)(input), drop, name() + ".drop1");
-  return dropout((*fc2_)(hidden), drop, name() + ".drop2");
+  const Variable hidden = dropout(fc1_(input), drop, name() + ".drop1");
+  return dropout(fc2_(hidden), drop, name() + ".drop2");
 }
 
 }  // namespace sherd

@@ -15,7 +15,7 @@ class SHERD_API Mlp : public Module {
 
  private:
   double drop_;
-  std::shared_ptr<Linear> fc1_, fc2_;
+  Child fc1_, fc2_;
 };
 
 }  // namespace sherd

@@ -8,7 +8,6 @@
 namespace sherd {
 namespace {
 
-// A convolution's own settings, under the key "proj" as timm has it.
 std::int64_t fan_in(std::int64_t channels, std::int64_t patch) {
   return channels * patch * patch;
 }
@@ -18,6 +17,7 @@ std::int64_t fan_in(std::int64_t channels, std::int64_t patch) {
 PatchEmbed::PatchEmbed(std::int64_t channels, std::int64_t patch, std::int64_t dim)
     : patch_{1, patch, patch} {
   const double bound = 1.0 / std::sqrt(static_cast<double>(fan_in(channels, patch)));
+  // Under the key "proj", as timm has it.
   weight_ = register_parameter("proj.weight", {dim, channels, patch, patch},
                                Initializer::uniform(bound), true);
   bias_ = register_parameter("proj.bias", {dim}, Initializer::uniform(bound), false);

@@ -148,6 +148,13 @@ TEST_CASE("tensor: views and their errors") {
   CHECK_THROWS_AS(x.permute({0, 0, 1}), Error);
   CHECK_THROWS_AS(x.permute({2, 0, 1}).reshape({24}), Error);
   CHECK_THROWS_AS(x.slice(0, 1, 3), Error);
+  CHECK_THROWS_AS(x.slice(-4, 0, 1), Error);
+  CHECK_THROWS_AS(x.select(-4, 0), Error);
+  CHECK_THROWS_AS(x.select(3, 0), Error);
+  CHECK_THROWS_WITH_AS(Tensor::empty(context, {std::int64_t{1} << 62}, DType::f64),
+                       doctest::Contains("more bytes than 64 bits"), Error);
+  CHECK_THROWS_AS(Tensor::empty(context, {std::int64_t{1} << 40, std::int64_t{1} << 40}, DType::u8), Error);
+  CHECK(Tensor::empty(context, {0, std::int64_t{1} << 40, std::int64_t{1} << 40}, DType::f64).numel() == 0);
   CHECK_THROWS_WITH_AS(x.data<double>(), doctest::Contains("f32 read as f64"), Error);
   CHECK_THROWS_AS(Tensor().shape().dim(0), Error);
   CHECK_THROWS_WITH_AS(Tensor().storage(), doctest::Contains("undefined"), Error);
@@ -213,10 +220,27 @@ TEST_CASE("streams: order, events, errors") {
   bool ran_after_failure = false;
   gather.enqueue([&] { ran_after_failure = true; });
   const Event last = gather.record();
-  last.wait();  // a failure never leaves a waiter hanging
+  // A failure never leaves a waiter hanging, nor lets it go on with half-made data.
+  CHECK_THROWS_WITH_AS(last.wait(), "on the gather stream", Error);
+  CHECK_THROWS_WITH_AS(compute.wait(last), "on the gather stream", Error);
+  CHECK(last.wait_for(0ms));
   CHECK_THROWS_WITH_AS(gather.synchronize(), "on the gather stream", Error);
   CHECK_FALSE(ran_after_failure);
   CHECK_NOTHROW(gather.synchronize());
+
+  // Work dropped while somebody waits for the end.
+  for (int round = 0; round < 200; ++round) {
+    gather.enqueue([] { fail("again"); });
+    gather.enqueue([] {});
+    CHECK_THROWS_AS(gather.synchronize(), Error);
+  }
+  // A stream that waits for a failed one fails with its reason.
+  Stream reduce(Stream::Kind::worker, "reduce");
+  gather.enqueue([] { fail("the gather failed"); });
+  reduce.wait(gather.record());
+  CHECK_THROWS_WITH_AS(reduce.record().wait(), "the gather failed", Error);
+  CHECK_THROWS_AS(reduce.synchronize(), Error);
+  CHECK_THROWS_AS(gather.synchronize(), Error);
 
   Stream meta(Stream::Kind::meta, "meta");
   meta.enqueue([] { fail("meta must not run work"); });

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
 #include <sherd/autograd/operations.h>
+#include <sherd/kernels/elementwise.h>
+#include <sherd/kernels/random.h>
 #include <sherd/models/vit.h>
 #include <sherd/models/weights.h>
 #include <sherd/runtime/io/safetensors.h>
@@ -64,7 +66,9 @@ TEST_CASE("ViT: timm's names, shapes and decay groups") {
   CHECK(by_name.at("pos_embed")->shape() == Shape{1, 5, 12});
   CHECK(by_name.at("blocks.1.attn.qkv.weight")->shape() == Shape{36, 12});
   CHECK(by_name.at("blocks.0.mlp.fc1.bias")->shape() == Shape{24});
-  for (const auto& [name, p] : by_name) {
+  for (const auto& entry : by_name) {
+    const std::string& name = entry.first;
+    const Parameter* p = entry.second;
     const bool decays = p->shape().rank() > 1 && name != "pos_embed" && name != "cls_token";
     CHECK_MESSAGE(p->weight_decay() == decays, name);
   }
@@ -155,17 +159,77 @@ TEST_CASE("Module: hooks, replace_child and tied parameters") {
 
   struct Tied : Module {
     Tied() {
-      a = register_child("a", std::make_shared<Linear>(3, 3, false));
-      register_parameter("b", a->weight());
+      const auto linear = std::make_shared<Linear>(3, 3, false);
+      a = register_child("a", linear);
+      register_parameter("b", linear->weight());
     }
-    Variable forward(const Variable& x) override { return (*a)(x); }
-    std::shared_ptr<Linear> a;
+    Variable forward(const Variable& x) override { return a(x); }
+    Child a;
   };
   Tied tied;
   CHECK(tied.parameters().size() == 1);
   tied.initialize(context, DType::f32);
   CHECK(tied.parameters()[0]->name() == "b");
   CHECK(tied.parameter_count() == 9);
+}
+
+TEST_CASE("Module: a replaced child is the one that runs, in every layer of the ViT") {
+  struct Zero : Module {
+    Variable forward(const Variable& x) override { return scale(x, 0.0); }
+  };
+  Context context({.seed = 3});
+  const Tensor images = Tensor::empty(context, {1, 2, 8, 8}, DType::f32);
+  fill_normal(images, 0.0, 1.0, RandomStream(1, "test", "images"));
+  const auto output = [&](const std::vector<std::string>& path) {
+    VisionTransformer model(small_vit());
+    model.initialize(context, DType::f32);
+    Module* parent = &model;
+    for (std::size_t i = 0; i + 1 < path.size(); ++i) parent = parent->child(path[i]).get();
+    if (!path.empty()) parent->replace_child(path.back(), std::make_shared<Zero>());
+    return model(images).tensor().to_vector<float>();
+  };
+  const auto plain = output({});
+  CHECK(output({"norm"}) != plain);
+  for (const std::string part : {"norm1", "norm2", "attn", "mlp"}) CHECK(output({"blocks", "1", part}) != plain);
+  CHECK(output({"blocks", "0", "attn", "proj"}) != plain);
+  CHECK(output({"blocks", "0"}) != plain);
+
+  VisionTransformer model(small_vit());
+  model.set_training(false);
+  model.replace_child("head", std::make_shared<Linear>(12, 7, true));
+  CHECK(model.child("head")->name() == "head");
+  CHECK_FALSE(model.child("head")->training());
+  model.initialize(context, DType::f32);
+  CHECK(model(images).shape() == Shape{1, 7});
+  // A part initialised alone gets the values it gets within the model.
+  VisionTransformer whole(small_vit()), parts(small_vit());
+  whole.initialize(context, DType::f32);
+  parts.child("head")->initialize(context, DType::f32);
+  CHECK(parts.child("head")->parameters()[0]->name() == "head.weight");
+  CHECK(parts.child("head")->parameters()[0]->data().to_vector<float>() ==
+        whole.child("head")->parameters()[0]->data().to_vector<float>());
+}
+
+TEST_CASE("Module: a hook may remove itself; buffers have names") {
+  struct Scaled : Module {
+    explicit Scaled(Context& context) { register_buffer("factor", full(context, {1}, DType::f64, 2.0)); }
+    Variable forward(const Variable& x) override { return scale(x, buffers()[0].second.item()); }
+  };
+  Context context;
+  Sequential chain;
+  chain.append("scaled", std::make_shared<Scaled>(context));
+  int calls = 0, id = 0;
+  id = chain.add_pre_forward_hook([&, keep = std::string(100, 'x')](Module& m, const Variable& x) {
+    m.remove_hook(id);
+    calls += keep.size() == 100 ? 1 : 1000;
+    return x;
+  });
+  const Tensor one = full(context, {1}, DType::f64, 1.0);
+  CHECK(chain(one).tensor().item() == 2.0);
+  CHECK(chain(one).tensor().item() == 2.0);
+  CHECK(calls == 1);
+  REQUIRE(chain.buffers().size() == 1);
+  CHECK(chain.buffers()[0].first == "scaled.factor");
 }
 
 TEST_CASE("weights: round trip, and each way to be wrong") {

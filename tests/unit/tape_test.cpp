@@ -184,6 +184,103 @@ TEST_CASE("tape: errors say what is wrong") {
   }
 }
 
+TEST_CASE("tape: the caller's memory is never written") {
+  Context context;
+  std::vector<double> mine{1, 1};
+  const Tensor grad = Tensor::from_blob(context, mine.data(), {2}, DType::f64);
+  Parameter parameter({2}, Initializer::ones(), true);
+  parameter.materialize(context, DType::f64);
+  for (int i = 0; i < 2; ++i) {
+    Tape tape(context);
+    const TapeScope recording(tape);
+    const Variable p = parameter.variable();
+    tape.backward(add(scale(p, 2.0), p), grad);
+  }
+  CHECK(mine == std::vector<double>{1, 1});
+  CHECK(parameter.grad().to_vector<double>() == std::vector<double>{6, 6});
+}
+
+TEST_CASE("tape: an output gradient of another type is refused") {
+  Context context;
+  Tape tape(context);
+  const Variable x = tape.watch(full(context, {2}, DType::f32, 1.0));
+  const TapeScope recording(tape);
+  const Variable y = scale(x, 2.0);
+  CHECK_THROWS_WITH_AS(tape.backward(y, vector_of(context, {1, 1})), doctest::Contains("f64 [2]"), Error);
+}
+
+TEST_CASE("tape: labels overwritten before backward are noticed") {
+  Context context;
+  const std::vector<std::int64_t> values{0, 1};
+  const Tensor labels = Tensor::from_host<std::int64_t>(context, {2}, values);
+  Tape tape(context);
+  const Variable x = tape.watch(full(context, {2, 3}, DType::f64, 1.0));
+  const TapeScope recording(tape);
+  const Variable loss = cross_entropy(x, {labels, {}, 0.0});
+  labels.copy_from_host(values.data(), values.size() * sizeof values[0]);
+  CHECK_THROWS_WITH_AS(tape.backward(loss), doctest::Contains("written in place"), Error);
+}
+
+TEST_CASE("tape: a parameter whose data moved is used where it is now") {
+  Context context;
+  Parameter parameter({1}, Initializer::ones(), true);
+  parameter.materialize(context, DType::f64);
+  Tape tape(context);
+  const TapeScope recording(tape);
+  const Variable before = scale(parameter.variable(), 1.0);
+  parameter.set_data(vector_of(context, {5}));
+  const Variable after = scale(parameter.variable(), 2.0);
+  CHECK(after.tensor().item() == 10.0);
+  tape.backward(sum(add(before, after)));
+  CHECK(parameter.grad().item() == 3.0);
+}
+
+TEST_CASE("tape: a backward that throws leaves its context usable") {
+  struct ThrowingNode final : Node {
+    const char* name() const override { return "throwing"; }
+    void backward(Gradients&) override { fail("no gradient today"); }
+  };
+  Context context;
+  {
+    Tape tape(context);
+    const TapeScope recording(tape);
+    const Variable x = tape.watch(vector_of(context, {1}));
+    const Variable y = record({x}, vector_of(context, {1}), [] { return std::make_unique<ThrowingNode>(); });
+    CHECK_THROWS_WITH_AS(tape.backward(scale(y, 2.0)), "backward of throwing: no gradient today", Error);
+  }
+  CHECK(context.tape() == nullptr);
+  Tape tape(context);
+  const TapeScope recording(tape);
+  const Variable x = tape.watch(vector_of(context, {1}));
+  tape.backward(scale(x, 3.0));
+  CHECK(tape.gradient(x).item() == 3.0);
+}
+
+TEST_CASE("tape: storage released between forward and backward comes back under the same identity") {
+  // What a sharding engine does with a unit: two parameters as views of one flat storage.
+  Context context;
+  const Tensor flat = full(context, {8}, DType::f64, 2.0, MemoryCategory::gathered_parameters);
+  Parameter a({4}, Initializer::ones(), true), b({4}, Initializer::ones(), true);
+  a.set_data(flat.slice(0, 0, 4));
+  b.set_data(flat.slice(0, 4, 8));
+  Tape tape(context);
+  Variable loss;
+  {
+    const TapeScope recording(tape);
+    tape.on_backward("reshard", [&] { flat.storage().release(); });
+    const Variable x = activate(a.variable(), Activation::gelu_erf);
+    loss = sum(add(x, activate(b.variable(), Activation::gelu_erf)));
+    tape.on_backward("unshard", [&] {
+      flat.storage().restore();
+      std::fill_n(flat.data<double>(), 8, 2.0);  // the gather; not a modification
+    });
+    flat.storage().release();
+  }
+  tape.backward(loss);
+  CHECK(a.grad().to_vector<double>() == b.grad().to_vector<double>());
+  CHECK(context.ledger().live(MemoryCategory::gathered_parameters) == 0);
+}
+
 TEST_CASE("tape: what is saved is freed on the way") {
   Context context;
   Parameter parameter({1000}, Initializer::ones(), true);

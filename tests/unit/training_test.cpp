@@ -8,6 +8,7 @@
 
 #include <chrono>
 #include <filesystem>
+#include <thread>
 
 #include "io_support.h"
 
@@ -221,6 +222,32 @@ TEST_CASE("meta: a step of ViT-L and of ViT-H") {
     const double counted = static_cast<double>(context.work().matmul_flops);
     CHECK(counted == doctest::Approx(8 * model.training_flops_per_image()).epsilon(0.06));
   }
+}
+
+TEST_CASE("two contexts train on two threads at once, each as if alone") {
+  const auto losses = [](std::uint64_t seed, int threads) {
+    TrainSettings s = small_run("");
+    Context context({.threads = threads, .seed = seed});
+    VisionTransformer model(model_settings(s, 2, 12, 8, 4));
+    model.initialize(context, DType::f32);
+    const auto optimizer = make_optimizer(s);
+    TrainingStep step(context, model, *optimizer, step_settings(s, lr_schedule(s, 10, 20)));
+    const DataSource data = open_data(s);
+    InputBuffers inputs(context, *data.train, 16, DType::f32);
+    BatchLoader loader(data.train, loader_options(s, data, 16, true));
+    loader.start_epoch(0);
+    std::vector<double> all;
+    while (const Batch* batch = loader.next()) all.push_back(step.run(inputs, *batch).loss);
+    return all;
+  };
+  const auto first = losses(1, 1), second = losses(2, 2);
+  std::vector<double> first_again, second_again;
+  std::thread other([&] { second_again = losses(2, 2); });
+  first_again = losses(1, 1);
+  other.join();
+  CHECK(first_again == first);
+  CHECK(second_again == second);
+  CHECK(first != second);
 }
 
 TEST_CASE("not finite: the error names the step and the layer, and the weights are kept") {

@@ -102,20 +102,22 @@ std::string find_non_finite(Module& model, const Tensor& images) {
     if (index >= 0) return fmt::format("parameter {} (element {})", parameter->name(), index);
   }
   std::string where;
-  std::vector<std::pair<Module*, int>> hooks;
+  struct Hooks {  // removed even when the forward pass throws
+    std::vector<std::pair<Module*, int>> all;
+    ~Hooks() {
+      for (const auto& [module, id] : all) module->remove_hook(id);
+    }
+  } hooks;
   model.for_each_module([&](Module& module) {
-    hooks.emplace_back(&module, module.add_post_forward_hook([&where](Module& m, const Variable& y) {
+    hooks.all.emplace_back(&module, module.add_post_forward_hook([&where](Module& m, const Variable& y) {
       if (where.empty() && first_non_finite(y.tensor()) >= 0) {
         where = m.name().empty() ? "the model's output" : "the output of layer " + m.name();
       }
       return y;
     }));
   });
-  {
-    const NoGradScope no_grad(images.context());
-    model(images);
-  }
-  for (const auto& [module, id] : hooks) module->remove_hook(id);
+  const NoGradScope no_grad(images.context());
+  model(images);
   return where;
 }
 
