@@ -20,6 +20,10 @@ constexpr Preset kPresets[] = {
     {"vit_huge_patch14_224", 14, 1280, 32, 16},
 };
 
+// Far beyond any model; keeps products of sizes away from overflow, and typing errors from filling the
+// memory with modules.
+constexpr std::int64_t kLargest = 1 << 24, kDeepest = 10'000;
+
 }  // namespace
 
 void ViTSettings::validate() {
@@ -27,8 +31,10 @@ void ViTSettings::validate() {
        {std::pair{"image height", image_height}, {"image width", image_width},
         {"channels", channels}, {"patch", patch}, {"dim", dim}, {"depth", depth}, {"heads", heads},
         {"classes", classes}}) {
-    SHERD_CHECK(value > 0, "model: {} must be positive, got {}", what, value);
+    SHERD_CHECK(value > 0 && value <= kLargest, "model: {} must be from 1 to {}, got {}", what, kLargest,
+                value);
   }
+  SHERD_CHECK(depth <= kDeepest, "model: depth must be from 1 to {}, got {}", kDeepest, depth);
   SHERD_CHECK(image_height % patch == 0 && image_width % patch == 0,
               "model: the image of {} x {} is not divisible by the patch size {}; choose a patch that "
               "divides both sides",
@@ -39,9 +45,12 @@ void ViTSettings::validate() {
                 dim, heads);
     head_dim = dim / heads;
   }
-  SHERD_CHECK(head_dim > 0, "model: head dim must be positive, got {}", head_dim);
-  SHERD_CHECK(mlp_ratio > 0 && hidden() > 0, "model: MLP ratio {} leaves no hidden features",
-              mlp_ratio);
+  SHERD_CHECK(head_dim > 0 && head_dim <= kLargest && heads * head_dim <= kLargest,
+              "model: head dim must be positive and heads x head dim at most {}, got {} x {}", kLargest,
+              heads, head_dim);
+  SHERD_CHECK(mlp_ratio > 0 && mlp_ratio * static_cast<double>(dim) <= kLargest && hidden() > 0,
+              "model: an MLP ratio of {} makes no sensible number of hidden features from dim {}",
+              mlp_ratio, dim);
   SHERD_CHECK(layer_norm_eps > 0, "model: layer norm eps must be positive, got {}", layer_norm_eps);
   SHERD_CHECK(class_token || pooling == Pooling::mean,
               "model: pooling by the class token needs a class token; use mean pooling");

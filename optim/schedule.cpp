@@ -26,7 +26,7 @@ Decay decay_from_name(std::string_view name) {
 }
 
 void LrSchedule::validate() const {
-  SHERD_CHECK(base_lr >= 0.0 && min_lr >= 0.0 && min_lr <= base_lr,
+  SHERD_CHECK(min_lr >= 0.0 && min_lr <= base_lr && std::isfinite(base_lr),
               "schedule: expected 0 <= min lr <= lr, got min lr {} and lr {}", min_lr, base_lr);
   SHERD_CHECK(total_steps > 0 && warmup_steps >= 0 && warmup_steps <= total_steps,
               "schedule: a warm-up of {} steps does not fit into {} steps", warmup_steps,

@@ -13,7 +13,7 @@ namespace sherd {
 
 Context::Context(const ContextOptions& options) : options_(options) {
   SHERD_CHECK(options.threads >= 0, "a context needs at least one thread, got {}", options.threads);
-  if (options_.threads == 0) options_.threads = available_threads();
+  if (options_.threads == 0) options_.threads = default_threads();
   allocator_ = std::make_shared<Allocator>(options.device, options.memory_limit);
   trace_ = std::make_unique<Trace>(options.rank);
   compute_stream_ = std::make_unique<Stream>(
@@ -22,11 +22,15 @@ Context::Context(const ContextOptions& options) : options_(options) {
 
 Context::~Context() = default;
 
-int available_threads() {
+int default_threads() {
+#ifdef _OPENMP
+  return std::max(1, omp_get_max_threads());
+#else
   cpu_set_t set;
   CPU_ZERO(&set);
   if (sched_getaffinity(0, sizeof set, &set) != 0) return 1;
   return std::max(1, CPU_COUNT(&set));
+#endif
 }
 
 #ifdef _OPENMP

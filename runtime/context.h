@@ -22,7 +22,7 @@ class Tape;
 
 struct ContextOptions {
   Device device = Device::cpu;
-  int threads = 0;               // CPU threads of this context's kernels; 0: all of this process
+  int threads = 0;               // CPU threads of this context's kernels; 0: default_threads()
   std::uint64_t seed = 0;        // of every random number
   std::size_t memory_limit = 0;  // bytes the allocator may reserve; 0: no limit
   int rank = 0;                  // named in traces
@@ -92,8 +92,9 @@ class SHERD_API Context {
   std::unordered_map<std::type_index, std::shared_ptr<void>> attachments_;
 };
 
-// CPU threads this process may use (its affinity mask).
-SHERD_API int available_threads();
+// OpenMP's setting of the calling thread, which starts as OMP_NUM_THREADS or else all processors this
+// process may use; without OpenMP the latter.
+SHERD_API int default_threads();
 
 // The library thread pools (OpenMP's, which oneDNN and Eigen share) follow a setting of the calling
 // thread. This sets it to a context's count and restores the caller's own when it ends.

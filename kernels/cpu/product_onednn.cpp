@@ -2,6 +2,7 @@
 #include <sherd/kernels/cpu/product.h>
 #include <sherd/runtime/error.h>
 
+#include <algorithm>
 #include <dnnl.hpp>
 #include <list>
 #include <optional>
@@ -150,8 +151,10 @@ class ProductCache {
   std::unordered_map<Product, std::list<std::pair<Product, Compiled>>::iterator, ProductHash> index_;
 };
 
+// oneDNN has no fp64, and its generated code addresses a few dozen rows by 32-bit displacements.
 bool runs_in_onednn(const Product& p) {
-  return p.dtype != DType::f64;
+  constexpr std::int64_t kLongestRow = 1 << 22;
+  return p.dtype != DType::f64 && std::max({p.m, p.n, p.k}) <= kLongestRow;
 }
 
 }  // namespace

@@ -275,6 +275,17 @@ void write_file_atomically(const std::string& path, std::string_view text) {
   write_file_atomically(path, as_bytes(text));
 }
 
+void create_new_file(const std::string& path, std::string_view text) {
+  const int descriptor = ::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+  if (descriptor < 0) {
+    SHERD_CHECK(errno != EEXIST, "'{}' is there already; choose another name, nothing was changed",
+                path);
+    fail_with("create", path, errno);
+  }
+  const Descriptor closing(descriptor);
+  write_all(descriptor, as_bytes(text).data(), text.size(), path);
+}
+
 JsonLinesLog::JsonLinesLog(std::string path, Mode mode) : path_(std::move(path)) {
   const int flags = O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC;
   descriptor_ = ::open(path_.c_str(), mode == Mode::truncate ? flags | O_TRUNC : flags, 0666);

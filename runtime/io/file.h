@@ -70,6 +70,9 @@ class SHERD_API AtomicFile {
 SHERD_API void write_file_atomically(const std::string& path, std::span<const std::uint8_t> bytes);
 SHERD_API void write_file_atomically(const std::string& path, std::string_view text);
 
+// Creates a file that must not be there yet: of several programs that try, one succeeds.
+SHERD_API void create_new_file(const std::string& path, std::string_view text);
+
 // One JSON value a line. Each line reaches the system in one append, so it survives a crash of this
 // process; call it once per line, with text that holds no line break.
 class SHERD_API JsonLinesLog {

@@ -4,6 +4,7 @@
 #include <sys/wait.h>
 
 #include <cstdio>
+#include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <vector>
@@ -51,9 +52,10 @@ bool contains(const Output& output, const std::string& piece) {
   return output.text.find(piece) != std::string::npos;
 }
 
-const std::string kTiny =
-    "--dataset synthetic --image-size 1x8x8 --images 64 --classes 3 --patch 4 --dim 16 --depth 1 "
-    "--heads 2 --batch-size 16 --threads 1 ";
+const std::string kTinyModel =
+    "--dataset synthetic --image-size 1x8x8 --classes 3 --patch 4 --dim 16 --depth 1 --heads 2 "
+    "--batch-size 16 --threads 1 ";
+const std::string kTiny = kTinyModel + "--images 64 ";
 
 // IDX files of four images of 8 x 8.
 struct IdxFolder : test::TempDirectory {
@@ -86,6 +88,9 @@ TEST_CASE("cli: help teaches, version tells") {
   for (const char* word : {"--batch-size", "--golden", "[model]", "--lr NUMBER", "[0.001]"}) CHECK(contains(train, word));
   CHECK(contains(sherd_run("--version"), "sherd 0."));
   CHECK(sherd_run("").status == 2);
+  CHECK(sherd_run("bench").status == 2);
+  CHECK(contains(sherd_run("bench"), "step"));
+  CHECK(sherd_run("inspect").status == 2);
 }
 
 TEST_CASE("cli: train, eval, inspect and bench work together") {
@@ -105,10 +110,10 @@ TEST_CASE("cli: train, eval, inspect and bench work together") {
   CHECK(contains(sherd_run("inspect weights " + out + "/model.safetensors"), "blocks.0.attn.qkv.weight"));
   CHECK(contains(sherd_run("inspect model"), "vit_huge_patch14_224"));
   CHECK(contains(sherd_run("inspect model vit_large_patch16_224 --classes 101"), "303,405,157 parameters"));
-  const Output bench = sherd_run("bench step " + kTiny + "--steps 2 --matrix 128");
+  const Output bench = sherd_run("bench step " + kTinyModel + "--steps 2 --matrix 128");
   CHECK(bench.status == 0);
   CHECK(contains(bench, "limit"));
-  CHECK(contains(sherd_run("bench step " + kTiny + "--steps 2 --matrix 64 --json"), "\"images_per_second\":"));
+  CHECK(contains(sherd_run("bench step " + kTinyModel + "--steps 2 --matrix 64 --json"), "\"images_per_second\":"));
   CHECK(contains(sherd_run("bench step --preset vit_huge_patch14_224 --dataset synthetic --device meta"), "nothing was allocated"));
 }
 
@@ -120,6 +125,8 @@ TEST_CASE("cli: golden runs pass and fail by their tolerance") {
   const Output past = sherd_run("train --golden " + golden + " --dtype f32 --tolerance 1e-12");
   CHECK(past.status == 1);
   CHECK(contains(past, "past the tolerance"));
+  CHECK(sherd_run("train --golden " + golden).status == 0);  // f32, 1e-4
+  refuses("train --golden ''", {"golden.json"});
   refuses("train --golden " + golden + " --lr 1", {"--lr cannot be combined"});
   refuses("train --golden /nonexistent", {"/nonexistent/golden.json"});
 }
@@ -132,6 +139,15 @@ TEST_CASE("cli: unknown words are errors with a suggestion") {
   refuses("train a.toml b.toml", {"unexpected argument 'b.toml'"});
   refuses("train --dataset fashion-minst", {"fashion-minst", "did you mean 'fashion-mnist'"});
   refuses("train --preset vit_base", {"unknown model 'vit_base'"});
+  refuses("bench stp", {"unknown command 'stp'", "did you mean 'step'"});
+  refuses("bench step --warmpu 3", {"unknown flag '--warmpu'", "did you mean '--warmup'"});
+  refuses("inspect model --clases 3", {"did you mean '--classes'"});
+  refuses("inspect checkpoint x", {"unknown command 'checkpoint'"});
+  refuses("inspect weights", {"safetensors"});
+  refuses("train ''", {"no such file"});
+  refuses("train /tmp", {"no such file"});
+  refuses("eval --lr 1", {"unknown flag '--lr'"});
+  refuses("train --momentum 0.5", {"--momentum: has no effect here"});
   const test::TempDirectory folder;
   test::put_file(folder.path("run.toml"), test::bytes_of("[optimizer]\nlearning-rate = 1\n"));
   refuses("train " + folder.path("run.toml"), {"run.toml", "unknown key 'optimizer.learning-rate'"});
@@ -145,6 +161,13 @@ TEST_CASE("cli: settings that cannot be honoured say what to change") {
   refuses("train " + kTiny + "--device meta", {"meta", "cannot train"});
   refuses("train " + kTiny + "--batch-size 0", {"--batch-size"});
   refuses("train " + kTiny + "--micro-batch 17", {"--micro-batch", "16"});
+  refuses("train " + kTiny + "--batch-size 9223372036854775807", {"--batch-size"});
+  refuses("train " + kTiny + "--epochs 9223372036854775807", {"--epochs"});
+  refuses("train " + kTiny + "--images 9223372036854775807", {"--images"});
+  refuses("train " + kTiny + "--head-dim 9223372036854775807", {"head dim"});
+  refuses("train " + kTiny + "--depth 1000000000", {"depth"});
+  refuses("train " + kTiny + "--classes 100000000", {"--classes"});
+  refuses("bench step " + kTinyModel + "--micro-batch 100", {"--micro-batch"});
   refuses("train " + kTiny + "--memory-limit 20KiB", {"out of memory", "20.0 KiB"});
   refuses("train " + kTiny + "--optimizer lion", {"'lion'", "adamw or sgd"});
 }
@@ -160,7 +183,7 @@ TEST_CASE("cli: bad data files") {
   test::put_file(folder.images_path("train"), test::bytes_of("not an IDX file at all"));
   refuses(folder.arguments(), {"train-images-idx3-ubyte", "magic"});
   folder.write({0, 1, 77, 0});
-  refuses(folder.arguments(), {"77"});
+  refuses(folder.arguments(), {" 77 "});
   std::filesystem::remove(folder.images_path("t10k"));
   folder.write();
   std::filesystem::remove(folder.images_path("t10k"));
@@ -187,6 +210,25 @@ TEST_CASE("cli: outputs are never overwritten and must be writable") {
   const std::string once = "train " + kTiny + "--epochs 1 --out " + folder.path("run");
   CHECK(sherd_run(once).status == 0);
   refuses(once, {"is there already", "nothing was changed"});
+}
+
+TEST_CASE("cli: a signal ends the run with its weights saved") {
+  const test::TempDirectory folder;
+  const std::string command = "timeout -s INT 1 " + std::string(SHERD_PROGRAM) + " train " + kTiny +
+                              "--images 100000 --epochs 100 --out " + folder.path("run") + " >" +
+                              folder.path("text") + " 2>&1";
+  const int status = std::system(command.c_str());
+  CHECK(WEXITSTATUS(status) == 124);  // timeout's own: it sent the signal
+  CHECK(std::filesystem::exists(folder.path("run/model.safetensors")));
+  CHECK(sherd_run("eval " + folder.path("run")).status == 0);
+}
+
+TEST_CASE("cli: output that cannot be written is an error; a reader that leaves costs no weights") {
+  const test::TempDirectory folder;
+  const auto status_of = [](const std::string& command) { return WEXITSTATUS(std::system(command.c_str())); };
+  CHECK(status_of(std::string(SHERD_PROGRAM) + " inspect model >/dev/full 2>/dev/null") == 1);
+  status_of(std::string(SHERD_PROGRAM) + " train " + kTiny + "--epochs 30 --out " + folder.path("run") + " 2>/dev/null | head -n 1 >/dev/null");
+  CHECK(std::filesystem::exists(folder.path("run/model.safetensors")));
 }
 
 TEST_CASE("cli: a loss that is not finite names step and layer") {

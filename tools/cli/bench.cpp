@@ -70,14 +70,25 @@ void print_memory(Context& context) {
              format_breakdown(ledger.at_peak()));
 }
 
-int run_meta(Context& context, StepUnderTest& test, std::int64_t batch) {
+int run_meta(Context& context, StepUnderTest& test, std::int64_t batch, bool as_json) {
   const auto start = std::chrono::steady_clock::now();
   context.ledger().reset_peak();
   test.step->run_shape(*test.inputs, batch);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  fmt::print("products        {:.2f} TFLOP a step\n",
-             static_cast<double>(context.work().matmul_flops + context.work().attention_flops) / 1e12);
+  const std::int64_t flops = context.work().matmul_flops + context.work().attention_flops;
+  if (as_json) {
+    const nlohmann::ordered_json line{{"program", "sherd"},
+                                      {"version", version()},
+                                      {"device", "meta"},
+                                      {"batch_size", batch},
+                                      {"parameters", test.model.parameter_count()},
+                                      {"flops", flops},
+                                      {"peak_bytes", context.ledger().peak_total()}};
+    fmt::print("{}\n", line.dump());
+    return 0;
+  }
+  fmt::print("products        {:.2f} TFLOP a step\n", static_cast<double>(flops) / 1e12);
   print_memory(context);
   fmt::print("planned in      {:.3f} s; nothing was allocated or computed\n", seconds);
   return 0;
@@ -113,14 +124,17 @@ int bench_step(const TrainSettings& settings, const BenchOptions& options) {
   SHERD_CHECK(options.steps > 0 && options.warmup >= 0 && options.matrix >= 0,
               "--steps must be positive, --warmup and --matrix not negative");
   const std::int64_t batch = settings.batch_size;
-  SHERD_CHECK(batch > 0, "--batch-size: must be positive, got {}", batch);
+  check_range("--batch-size", batch, 1, 1 << 24);
+  check_range("--micro-batch", settings.micro_batch, 0, batch);
+  SHERD_CHECK(settings.trace.empty() || (!options.json && settings.device != "meta"),
+              "--trace: has no effect with --json or on meta");
   Context context(context_options(settings));
   StepUnderTest test(settings, context, batch);
   if (!options.json) {
     fmt::print("model           {} parameters, batch {}, {}, {} threads\n",
                group_digits(test.model.parameter_count()), batch, settings.dtype, context.threads());
   }
-  if (context.is_meta()) return run_meta(context, test, batch);
+  if (context.is_meta()) return run_meta(context, test, batch, options.json);
   const BenchResult result = measure(context, test, batch, options);
   const double flops = test.model.training_flops_per_image() * static_cast<double>(batch);
   const double rate = flops / result.median;
@@ -165,7 +179,6 @@ int bench_step(const TrainSettings& settings, const BenchOptions& options) {
 
 Command add_bench(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("bench", "Measures this machine.\n");
-  app->require_subcommand(1);
   CLI::App* step = app->add_subcommand(
       "step",
       "Times a training step (forward, backward, clipping, update) on random images, and in the same\n"
@@ -178,9 +191,11 @@ Command add_bench(CLI::App& parent) {
   step->add_option("--warmup", options->warmup, "steps before them [2]")->type_name("INT")->group(group);
   step->add_option("--matrix", options->matrix, "side of the large product; 0: do not measure it [2048]")
       ->type_name("INT")->group(group);
-  step->add_flag("--json", options->json, "print one JSON object")->group(group);
-  SettingFlags flags(step, {"model", "data", "optimizer", "run"});
-  return {app, [options, flags] { return bench_step(flags.resolve(""), *options); }};
+  step->add_flag("--json", options->json, "print one JSON object")->group(group)->disable_flag_override();
+  SettingFlags flags(step, {"model", "optimizer", "data.dataset", "data.data_dir", "data.image_size",
+                            "data.classes", "run.batch_size", "run.micro_batch", "run.device", "run.dtype",
+                            "run.memory_limit", "run.threads", "run.seed", "run.trace"});
+  return {app, [options, flags] { return bench_step(flags.resolve({}), *options); }};
 }
 
 }  // namespace sherd::cli

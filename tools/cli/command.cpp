@@ -10,10 +10,13 @@
 
 namespace sherd::cli {
 
-SettingFlags::SettingFlags(CLI::App* app, const std::vector<std::string>& sections) {
+SettingFlags::SettingFlags(CLI::App* app, const std::vector<std::string>& what) {
   const TrainSettings defaults;
   for (const Setting& setting : setting_table()) {
-    if (std::ranges::find(sections, setting.section()) == sections.end()) continue;
+    const auto named = [&](const std::string& name) {
+      return std::ranges::find(what, name) != what.end();
+    };
+    if (!named(setting.section()) && !named(setting.key)) continue;
     const std::string value = value_text(defaults, setting);
     const std::string help =
         value.empty() ? setting.help : fmt::format("{} [{}]", setting.help, value);
@@ -29,9 +32,8 @@ SettingFlags::SettingFlags(CLI::App* app, const std::vector<std::string>& sectio
   }
 }
 
-TrainSettings SettingFlags::resolve(const std::string& toml_path) const {
-  const Assignments file = toml_path.empty() ? Assignments{} : read_toml_settings(toml_path);
-  return resolve_settings(file, *flags_);
+TrainSettings SettingFlags::resolve(const std::optional<std::string>& toml_path) const {
+  return resolve_settings(toml_path ? read_toml_settings(*toml_path) : Assignments{}, *flags_);
 }
 
 bool SettingFlags::gives(const std::string& key) const {

@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,8 +28,10 @@ Command add_bench(CLI::App& parent);
 // the TOML file.
 class SettingFlags {
  public:
-  SettingFlags(CLI::App* app, const std::vector<std::string>& sections);
-  TrainSettings resolve(const std::string& toml_path) const;
+  // `what`: sections ("model") and single keys ("run.seed").
+  SettingFlags(CLI::App* app, const std::vector<std::string>& what);
+  // The file, where one is given, then the flags.
+  TrainSettings resolve(const std::optional<std::string>& toml_path) const;
   bool gives(const std::string& key) const;
   // The first flag that was given and is not for one of these keys; empty if there is none.
   std::string other_than(const std::vector<std::string>& keys) const;

@@ -3,6 +3,7 @@
 
 #include <sherd/models/weights.h>
 #include <sherd/tools/trainer/evaluate.h>
+#include <sherd/tools/trainer/golden.h>
 #include <sherd/tools/trainer/train.h>
 
 #include <filesystem>
@@ -12,20 +13,27 @@ namespace {
 
 // RUN is a folder that `sherd train` wrote: its configuration and weights serve unless flags say other.
 TrainSettings settings_of(const std::string& run, const SettingFlags& flags) {
-  if (run.empty()) return flags.resolve("");
+  if (run.empty()) return flags.resolve({});
   const std::filesystem::path folder(run);
-  SHERD_CHECK(std::filesystem::is_directory(folder),
-              "{}: not the folder of a run; for a weights file use --weights FILE and the model's "
-              "settings",
+  SHERD_CHECK(std::filesystem::is_regular_file(folder / "config.toml"),
+              "{}: not the folder of a run (it has no config.toml); for a weights file use --weights "
+              "FILE and the model's settings",
               run);
+  SHERD_CHECK(flags.gives("model.weights") || std::filesystem::exists(folder / "model.safetensors"),
+              "{}: has no model.safetensors; the run did not finish", run);
   TrainSettings settings = flags.resolve((folder / "config.toml").string());
   if (!flags.gives("model.weights")) settings.weights = (folder / "model.safetensors").string();
   return settings;
 }
 
-int evaluate_command(const TrainSettings& settings) {
+struct LogitsOptions {
+  std::string path;
+  double tolerance = 0.0;
+};
+
+int evaluate_command(const TrainSettings& settings, const LogitsOptions& logits) {
   SHERD_CHECK(!settings.weights.empty(), "eval: give the folder of a run, or --weights FILE");
-  SHERD_CHECK(settings.batch_size > 0, "--batch-size: must be positive, got {}", settings.batch_size);
+  check_range("--batch-size", settings.batch_size, 1, 1 << 24);
   const DataSource data = open_data(settings, DataParts::test);
   VisionTransformer model(model_settings(settings, data.test->channels(), data.test->height(),
                                          data.test->width(), data.test->classes()));
@@ -47,7 +55,14 @@ int evaluate_command(const TrainSettings& settings) {
   fmt::print("top-1           {:.2f}% ({} of {})\n", 100.0 * result.accuracy(),
              group_digits(result.correct), group_digits(result.samples));
   fmt::print("loss            {:.6f}\n", result.loss);
-  return 0;
+  if (logits.path.empty()) return 0;
+  const LogitsResult compared = compare_logits(context, model, data.test,
+                                               loader_options(settings, data, batch, false), logits.path);
+  const double tolerance = logits.tolerance > 0.0 ? logits.tolerance : settings.dtype == "f64" ? 1e-9 : 1e-4;
+  const bool within = compared.worst_error <= tolerance;
+  fmt::print("logits          of {} images: largest difference {:.2e}, {} {:g}\n", compared.images,
+             compared.worst_error, within ? "within the tolerance of" : "PAST the tolerance of", tolerance);
+  return within ? 0 : 1;
 }
 
 }  // namespace
@@ -57,12 +72,22 @@ Command add_eval(CLI::App& parent) {
       "eval",
       "Top-1 accuracy and mean loss on the test images.\n\n"
       "  sherd eval runs/NAME\n"
-      "  sherd eval --weights FILE --dataset mnist --data-dir DIR --patch 4 --depth 6 ...\n");
+      "  sherd eval --weights FILE --dataset mnist --data-dir DIR --patch 4 --depth 6 ...\n"
+      "  sherd eval ... --logits FILE        also compare logits with those of another program\n");
   auto run = std::make_shared<std::string>();
   app->add_option("run", *run, "folder of a run; its config.toml and model.safetensors are used")
       ->type_name("RUN");
-  SettingFlags flags(app, {"model", "data", "run"});
-  return {app, [run, flags] { return evaluate_command(settings_of(*run, flags)); }};
+  auto logits = std::make_shared<LogitsOptions>();
+  CLI::Option* path =
+      app->add_option("--logits", logits->path,
+                      "JSON file whose \"logits\" are those of the first test images, to compare with")
+          ->type_name("FILE");
+  app->add_option("--tolerance", logits->tolerance, "largest difference of a logit [1e-09 in f64, 1e-04 in f32]")
+      ->type_name("NUMBER")->needs(path)->check(CLI::PositiveNumber);
+  SettingFlags flags(app, {"model", "data.dataset", "data.data_dir", "data.image_size", "data.images",
+                           "data.classes", "data.mean", "data.stddev", "data.workers", "run.batch_size",
+                           "run.device", "run.dtype", "run.memory_limit", "run.threads", "run.seed"});
+  return {app, [run, flags, logits] { return evaluate_command(settings_of(*run, flags), *logits); }};
 }
 
 }  // namespace sherd::cli

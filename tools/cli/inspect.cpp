@@ -70,7 +70,6 @@ int inspect_weights(const std::string& path) {
 
 Command add_inspect(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("inspect", "Shows what is in a model or a weights file.\n");
-  app->require_subcommand(1);
   struct State {
     std::string model, weights;
     std::int64_t classes = 1000;
@@ -81,10 +80,11 @@ Command add_inspect(CLI::App& parent) {
       ->type_name("NAME");
   model->add_option("--classes", state->classes, "classes of the head [1000]")->type_name("INT");
   CLI::App* weights = app->add_subcommand("weights", "Every tensor of a safetensors file.\n");
-  weights->add_option("file", state->weights, "a safetensors file")->type_name("FILE")->required();
+  weights->add_option("file", state->weights, "a safetensors file")->type_name("FILE");
   return {app, [state, model] {
-            return model->parsed() ? inspect_model(state->model, state->classes)
-                                   : inspect_weights(state->weights);
+            if (model->parsed()) return inspect_model(state->model, state->classes);
+            SHERD_CHECK(!state->weights.empty(), "inspect weights: give a safetensors file");
+            return inspect_weights(state->weights);
           }};
 }
 

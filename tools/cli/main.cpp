@@ -5,24 +5,45 @@
 #include <sherd/runtime/suggest.h>
 #include <sherd/tools/trainer/train.h>
 
+#include <cerrno>
 #include <cstdio>
+#include <cstring>
 #include <exception>
 
 namespace {
 
 using namespace sherd;
 
-// The message for words the parser did not know: flags get a suggestion.
-std::string unknown_words(const CLI::App& app, const std::vector<std::string>& words) {
-  const std::string& word = words.front();
-  if (!word.starts_with("-")) return fmt::format("unexpected argument '{}'", word);
+// The innermost command that was given.
+CLI::App* given_command(CLI::App* app) {
+  for (CLI::App* command : app->get_subcommands()) return given_command(command);
+  return app;
+}
+
+void allow_unknown_words(CLI::App* app) {
+  app->allow_extras();
+  for (CLI::App* command : app->get_subcommands({})) allow_unknown_words(command);
+}
+
+// The message for words the parser did not know: flags and commands get a suggestion.
+std::string unknown_words(CLI::App* app, const std::string& word) {
+  std::string path = app->get_name();
+  for (CLI::App* parent = app->get_parent(); parent != nullptr; parent = parent->get_parent()) {
+    path = parent->get_name() + " " + path;
+  }
+  if (!word.starts_with("-")) {
+    std::vector<std::string> commands;
+    for (const CLI::App* command : app->get_subcommands({})) commands.push_back(command->get_name());
+    if (commands.empty()) return fmt::format("unexpected argument '{}'; see `{} --help`", word, path);
+    return fmt::format("unknown command '{}'{}", word, did_you_mean(word, commands));
+  }
   std::vector<std::string> known;
-  for (const CLI::Option* option : app.get_options()) {
+  for (const CLI::Option* option : app->get_options()) {
     for (const std::string& name : option->get_lnames()) known.push_back("--" + name);
   }
   const std::string name = word.substr(0, word.find('='));
   std::string hint = did_you_mean(name, known);
-  if (hint.starts_with("; known")) hint = "; see `sherd " + app.get_name() + " --help`";
+  if (hint.starts_with("; known")) hint = fmt::format("; see `{} --help`", path);
   return fmt::format("unknown flag '{}'{}", name, hint);
 }
 
@@ -35,32 +56,25 @@ int run(int argc, char** argv) {
       "  sherd inspect model                 the model names, and the parameters of one\n"
       "  sherd bench step                    speed of a training step on this machine\n"};
   app.name("sherd");
-  app.require_subcommand(1);
   app.set_version_flag("--version", "sherd " + version() + " (" + build_description() + ")");
   const cli::Command commands[] = {cli::add_train(app), cli::add_eval(app), cli::add_inspect(app),
                                    cli::add_bench(app)};
-  for (const cli::Command& command : commands) command.app->allow_extras();
-  app.allow_extras();
+  allow_unknown_words(&app);
   try {
     app.parse(argc, argv);
-  } catch (const CLI::RequiredError&) {
-    if (argc > 1) {
-      std::vector<std::string> names;
-      for (const cli::Command& command : commands) names.push_back(command.app->get_name());
-      fail("unknown command '{}'{}", argv[1], did_you_mean(argv[1], names));
-    }
-    fmt::print("{}", app.help());
-    return 2;
   } catch (const CLI::ParseError& error) {
     if (error.get_exit_code() == 0) return app.exit(error);  // --help and --version
     fail("{}", error.what());
   }
+  CLI::App* given = given_command(&app);
+  const std::vector<std::string> rest = app.remaining(true);
+  if (!rest.empty()) fail("{}", unknown_words(given, rest.front()));
+  if (!given->get_subcommands({}).empty()) {  // a command of commands alone
+    fmt::print(stderr, "{}", given->help());
+    return 2;
+  }
   for (const cli::Command& command : commands) {
-    if (!command.app->parsed()) continue;
-    std::vector<std::string> rest = command.app->remaining(true);
-    if (rest.empty()) rest = app.remaining();
-    if (!rest.empty()) fail("{}", unknown_words(*command.app, rest));
-    return command.run();
+    if (command.app->parsed()) return command.run();
   }
   fail("no command");
 }
@@ -69,7 +83,10 @@ int run(int argc, char** argv) {
 
 int main(int argc, char** argv) {
   try {
-    return run(argc, argv);
+    const int status = run(argc, argv);
+    SHERD_CHECK(std::fflush(stdout) == 0 && std::ferror(stdout) == 0,
+                "the output could not be written: {}", std::strerror(errno));
+    return status;
   } catch (const std::exception& error) {
     std::fflush(stdout);
     fmt::print(stderr, "sherd: {}\n", error.what());

@@ -10,11 +10,13 @@
 namespace sherd::cli {
 namespace {
 
-// Set by SIGINT and SIGTERM: a signal handler can reach nothing but such a flag.
+// Set by the first SIGINT, SIGTERM or SIGHUP: a signal handler can reach nothing but such a flag. The
+// second one of a kind ends the process at once.
 volatile std::sig_atomic_t stop_requested = 0;
 
-void request_stop(int) {
+void request_stop(int signal) {
   stop_requested = 1;
+  std::signal(signal, SIG_DFL);
 }
 
 class Reporter final : public TrainObserver {
@@ -57,6 +59,11 @@ class Reporter final : public TrainObserver {
     std::fflush(stdout);
   }
 
+  void on_warning(const std::string& message) override {
+    line_.clear();
+    fmt::print(stderr, "sherd: warning: {}\n", message);
+  }
+
   bool should_stop() override { return stop_requested != 0; }
 
  private:
@@ -66,15 +73,18 @@ class Reporter final : public TrainObserver {
 };
 
 int run_training(const TrainSettings& settings) {
-  std::signal(SIGINT, request_stop);
-  std::signal(SIGTERM, request_stop);
+  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, request_stop);
+  std::signal(SIGPIPE, SIG_IGN);  // a reader that went away is no reason to lose the weights
   Reporter reporter;
   const TrainOutcome outcome = train(settings, reporter);
   if (outcome.stopped) {
     fmt::print("\nstopped by a signal after {} steps; the weights so far are saved\n", outcome.steps);
   }
-  fmt::print("\ntest accuracy   {:.2f}% of {} images (loss {:.4f})\n", 100.0 * outcome.test.accuracy(),
-             group_digits(outcome.test.samples), outcome.test.loss);
+  if (outcome.test.samples > 0) {
+    fmt::print("\ntest accuracy   {:.2f}% of {} images (loss {:.4f})\n",
+               100.0 * outcome.test.accuracy(), group_digits(outcome.test.samples),
+               outcome.test.loss);
+  }
   fmt::print("speed           {} images/s in training\n",
              group_digits(static_cast<std::int64_t>(outcome.images_per_second)));
   fmt::print("peak memory     {} ({})\n", format_bytes(outcome.peak_bytes),
@@ -87,17 +97,16 @@ int run_training(const TrainSettings& settings) {
 }
 
 int run_golden_command(const GoldenOptions& options) {
-  fmt::print("golden run {} in {}, tolerance {:g}\n", options.directory, name_of(options.dtype),
-             options.tolerance);
+  fmt::print("golden run {} in {}\n", options.directory, name_of(options.dtype));
   fmt::print("step   loss                  given                 norm                  given                 error\n");
   const GoldenResult result = run_golden(options, [&](const GoldenStep& s) {
-    fmt::print("{:>4}   {:<20.16g}  {:<20.16g}  {:<20.16g}  {:<20.16g}  {:.1e}{}\n", s.step, s.loss,
-               s.given_loss, s.grad_norm, s.given_grad_norm, s.error,
-               s.error <= options.tolerance ? "" : "  past the tolerance");
+    fmt::print("{:>4}   {:<20.16g}  {:<20.16g}  {:<20.16g}  {:<20.16g}  {:.1e}\n", s.step, s.loss,
+               s.given_loss, s.grad_norm, s.given_grad_norm, s.error);
     std::fflush(stdout);
   });
-  fmt::print("\nlosses, norms and rates: largest relative error {:.2e}, tolerance {:g}\n",
-             result.worst_error, options.tolerance);
+  fmt::print("\nlosses, norms and rates: largest relative error {:.2e}, {} {:g}\n", result.worst_error,
+             result.worst_error <= result.tolerance ? "within the tolerance of" : "past the tolerance of",
+             result.tolerance);
   if (result.weights_compared) {
     fmt::print("final weights: largest difference {:.2e} at {}{}\n", result.worst_weight_error,
                result.worst_weight,
@@ -121,10 +130,11 @@ Command add_train(CLI::App& parent) {
       "  sherd train --golden DIR --dtype f64 --tolerance 1e-9\n");
   struct State {
     std::string toml, golden;
-    double tolerance = 1e-9, weight_tolerance = -1.0;
+    double tolerance = 0.0, weight_tolerance = -1.0;
   };
   auto state = std::make_shared<State>();
-  app->add_option("file", state->toml, "TOML file of settings (sections as below)")->type_name("FILE");
+  CLI::Option* toml =
+      app->add_option("file", state->toml, "TOML file of settings (sections as below)")->type_name("FILE");
   SettingFlags flags(app, {"model", "data", "optimizer", "schedule", "run"});
   const std::string group = "golden runs";
   CLI::Option* golden =
@@ -132,16 +142,17 @@ Command add_train(CLI::App& parent) {
                       "repeat the run described in DIR/golden.json and compare every loss and norm; "
                       "uses --dtype, --data-dir and --threads, ignores no field of golden.json")
           ->type_name("DIR")->group(group);
-  app->add_option("--tolerance", state->tolerance, "largest relative error of a golden run [1e-09]")
-      ->type_name("NUMBER")->group(group)->needs(golden);
+  app->add_option("--tolerance", state->tolerance, "largest relative error of a golden run [1e-09 in f64, 1e-04 in f32]")
+      ->type_name("NUMBER")->group(group)->needs(golden)->check(CLI::PositiveNumber);
   app->add_option("--weight-tolerance", state->weight_tolerance,
                   "largest difference of a final weight [1e-08 in f64, not checked in f32]")
-      ->type_name("NUMBER")->group(group)->needs(golden);
-  return {app, [state, flags] {
-            const TrainSettings settings = flags.resolve(state->toml);
-            if (state->golden.empty()) return run_training(settings);
+      ->type_name("NUMBER")->group(group)->needs(golden)->check(CLI::NonNegativeNumber);
+  return {app, [state, flags, toml, golden] {
+            const TrainSettings settings = flags.resolve(
+                toml->count() > 0 ? std::optional<std::string>(state->toml) : std::nullopt);
+            if (golden->count() == 0) return run_training(settings);
             const std::string given = flags.other_than({"run.dtype", "data.data_dir", "run.threads"});
-            SHERD_CHECK(given.empty() && state->toml.empty(),
+            SHERD_CHECK(given.empty() && toml->count() == 0,
                         "--golden: {} cannot be combined with it; golden.json has every setting",
                         given.empty() ? state->toml : given);
             GoldenOptions options;

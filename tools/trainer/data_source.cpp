@@ -24,6 +24,8 @@ std::array<std::int64_t, 3> parse_image_size(const std::string& text) {
 
 DataSource open_synthetic(const TrainSettings& settings) {
   const auto [channels, height, width] = parse_image_size(settings.image_size);
+  check_range("--images", settings.images, 1, std::int64_t{1} << 40);
+  check_range("--classes", settings.classes, 1, 1 << 24);
   SyntheticOptions options;
   options.size = settings.images;
   options.channels = channels;
@@ -63,8 +65,8 @@ std::vector<double> per_channel(const char* what, std::vector<double> values,
                                 std::int64_t channels) {
   if (values.size() == 1) values.resize(static_cast<std::size_t>(channels), values.front());
   SHERD_CHECK(static_cast<std::int64_t>(values.size()) == channels,
-              "--{}: expected 1 or {} values (channels of the images), got {}", what, channels,
-              values.size());
+              "--{}: expected one value, or one for each of the {} channels, got {} values", what,
+              channels, values.size());
   return values;
 }
 
@@ -86,6 +88,12 @@ DataSource open_data(const TrainSettings& settings, DataParts parts) {
     fail("unknown data set '{}'{}", settings.dataset,
          did_you_mean(settings.dataset, {"fashion-mnist", "mnist", "synthetic"}));
   }
+  if (source.train != nullptr) {
+    const ImageDataset &a = *source.train, &b = *source.test;
+    SHERD_CHECK(a.channels() == b.channels() && a.height() == b.height() && a.width() == b.width(),
+                "the training images ({}) are {} x {} x {}, the test images ({}) {} x {} x {}", a.name(),
+                a.channels(), a.height(), a.width(), b.name(), b.channels(), b.height(), b.width());
+  }
   const std::int64_t channels = source.test->channels();
   source.mean = per_channel("mean", settings.mean.empty() ? source.mean : settings.mean, channels);
   source.stddev =
@@ -95,8 +103,7 @@ DataSource open_data(const TrainSettings& settings, DataParts parts) {
 
 BatchLoaderOptions loader_options(const TrainSettings& settings, const DataSource& data,
                                   std::int64_t batch_size, bool shuffle) {
-  SHERD_CHECK(settings.workers >= 0 && settings.workers <= 256,
-              "--workers: expected 0 to 256, got {}", settings.workers);
+  check_range("--workers", settings.workers, 0, 64);
   BatchLoaderOptions options;
   options.batch_size = batch_size;
   options.shuffle = shuffle;

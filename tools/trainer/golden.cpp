@@ -7,6 +7,8 @@
 #include <sherd/runtime/io/file.h>
 #include <sherd/runtime/io/safetensors.h>
 #include <sherd/runtime/suggest.h>
+#include <sherd/kernels/elementwise.h>
+#include <sherd/autograd/tape.h>
 #include <sherd/tools/trainer/training_step.h>
 
 #include <algorithm>
@@ -38,10 +40,16 @@ class Fields {
   }
   template <typename T>
   T get(const char* name) {
+    const json& value = at(name);
+    if constexpr (std::is_same_v<T, std::int64_t>) {
+      const bool fits = value.is_number_integer() &&
+                        !(value.is_number_unsigned() && value.get<std::uint64_t>() > kLargest);
+      SHERD_CHECK(fits, "{}.{}: expected a whole number, got {}", where_, name, value.dump());
+    }
     try {
-      return at(name).get<T>();
-    } catch (const json::exception& error) {
-      fail("{}.{}: {}", where_, name, error.what());
+      return value.get<T>();
+    } catch (const json::exception&) {
+      fail("{}.{}: a value of another kind was expected, got {}", where_, name, value.dump());
     }
   }
   template <typename T>
@@ -57,6 +65,7 @@ class Fields {
   }
 
  private:
+  static constexpr std::uint64_t kLargest = std::uint64_t{1} << 40;
   const json& object_;
   std::string where_;
   std::vector<std::string> known_;
@@ -80,9 +89,14 @@ struct Golden {
 
 void read_model(Fields fields, Golden& golden) {
   ViTSettings& model = golden.model;
-  const json& image = fields.at("image");
-  model.image_height = image.is_array() ? image.at(0).get<std::int64_t>() : fields.get<std::int64_t>("image");
-  model.image_width = image.is_array() ? image.at(1).get<std::int64_t>() : model.image_height;
+  if (fields.at("image").is_array()) {
+    const auto sides = fields.get<std::vector<std::int64_t>>("image");
+    SHERD_CHECK(sides.size() == 2, "golden.json: model.image needs a side, or height and width");
+    model.image_height = sides[0];
+    model.image_width = sides[1];
+  } else {
+    model.image_height = model.image_width = fields.get<std::int64_t>("image");
+  }
   model.channels = fields.get<std::int64_t>("channels");
   model.classes = fields.get<std::int64_t>("classes");
   model.patch = fields.get<std::int64_t>("patch");
@@ -109,6 +123,8 @@ void read_model(Fields fields, Golden& golden) {
 void read_data(Fields fields, const GoldenOptions& options, Golden& golden) {
   const auto set = fields.get<std::string>("set");
   const auto split = fields.get<std::string>("split", "train");
+  SHERD_CHECK(split == "train" || split == "test",
+              "golden.json: data.split '{}': expected train or test", split);
   if (set == "idx") {
     golden.dataset = load_idx_dataset(golden.path(fields.get<std::string>("images")),
                                       golden.path(fields.get<std::string>("labels")),
@@ -117,12 +133,16 @@ void read_data(Fields fields, const GoldenOptions& options, Golden& golden) {
     golden.dataset = load_mnist_like(options.data_dir, set, split);
   }
   const auto order = fields.get<std::string>("order", "file");
-  SHERD_CHECK(order.starts_with("file"), "golden.json: data.order '{}': only 'file' is known", order);
+  // The golden files explain the order after a semicolon.
+  SHERD_CHECK(order == "file" ||
+                  order == "file; step s takes images [s*batch_size, (s+1)*batch_size)",
+              "golden.json: data.order '{}': only 'file' is known", order);
   const auto values = [&](const char* name) {
     return fields.at(name).is_array() ? fields.get<std::vector<double>>(name)
                                       : std::vector<double>{fields.get<double>(name)};
   };
   golden.loader.batch_size = fields.get<std::int64_t>("batch_size");
+  check_range("golden.json: data.batch_size", golden.loader.batch_size, 1, golden.dataset->size());
   golden.loader.shuffle = false;
   golden.loader.f64 = options.dtype == DType::f64;
   golden.loader.mean = values("mean");
@@ -209,6 +229,9 @@ double relative_error(double value, double given) {
 void compare_weights(const Module& model, const std::string& path, GoldenResult& result) {
   result.weights_compared = true;
   const SafetensorsFile file = SafetensorsFile::open(path);
+  SHERD_CHECK(file.entries().size() == model.parameters().size(),
+              "{}: holds {} tensors, the model has {} parameters", path, file.entries().size(),
+              model.parameters().size());
   for (const Parameter* parameter : model.parameters()) {
     const SafetensorsEntry* entry = file.find(parameter->name());
     SHERD_CHECK(entry != nullptr && entry->shape == parameter->shape() &&
@@ -237,12 +260,57 @@ void compare_weights(const Module& model, const std::string& path, GoldenResult&
 
 }  // namespace
 
+LogitsResult compare_logits(Context& context, Module& model,
+                            const std::shared_ptr<const ImageDataset>& dataset,
+                            BatchLoaderOptions options, const std::string& path) {
+  const std::vector<std::uint8_t> text = read_file(path);
+  const json document = json::parse(text.begin(), text.end(), nullptr, false);
+  SHERD_CHECK(document.is_object() && document.contains("logits"),
+              "{}: expected a JSON object with a list 'logits'", path);
+  std::vector<std::vector<double>> given;
+  try {
+    given = document.at("logits").get<std::vector<std::vector<double>>>();
+  } catch (const json::exception&) {
+    fail("{}: 'logits' must be a list of lists of numbers", path);
+  }
+  const auto count = static_cast<std::int64_t>(given.size());
+  SHERD_CHECK(count > 0 && count <= dataset->size(), "{}: logits of {} images, the data set has {}",
+              path, count, dataset->size());
+  options.batch_size = count;
+  options.shuffle = false;
+  BatchLoader loader(dataset, options);
+  InputBuffers inputs(context, *dataset, count, options.f64 ? DType::f64 : DType::f32);
+  loader.start_epoch(0);
+  inputs.stage(*loader.next(), 0, count);
+  const NoGradScope no_grad(context);
+  model.set_training(false);
+  const Tensor logits = cast(model(inputs.images()).tensor(), DType::f64);
+  const std::vector<double> values = logits.to_vector<double>();
+  LogitsResult result;
+  result.images = count;
+  for (std::size_t i = 0; i < given.size(); ++i) {
+    SHERD_CHECK(static_cast<std::int64_t>(given[i].size()) == logits.dim(1),
+                "{}: image {} has {} logits, the model {}", path, i, given[i].size(), logits.dim(1));
+    for (std::size_t c = 0; c < given[i].size(); ++c) {
+      const double error = std::abs(values[i * given[i].size() + c] - given[i][c]);
+      if (!(error <= result.worst_error)) result.worst_error = error;
+    }
+  }
+  return result;
+}
+
 GoldenResult run_golden(const GoldenOptions& options,
                         const std::function<void(const GoldenStep&)>& on_step) {
-  SHERD_CHECK(options.tolerance > 0.0, "--tolerance: must be positive, got {}", options.tolerance);
+  const double tolerance = options.tolerance > 0.0          ? options.tolerance
+                           : options.dtype == DType::f64 ? 1e-9
+                                                         : 1e-4;
   SHERD_CHECK(options.dtype == DType::f64 || options.dtype == DType::f32,
               "--dtype {}: a golden run computes in f32 or f64", name_of(options.dtype));
   Golden golden = read_golden(options);
+  const std::string final_weights = golden.path("final_float64.safetensors");
+  const bool has_final = std::filesystem::exists(final_weights);
+  SHERD_CHECK(has_final || options.weight_tolerance < 0.0,
+              "--weight-tolerance: there is no {} to compare with", final_weights);
   Context context({.threads = options.threads});
   VisionTransformer model(golden.model);
   load_weights(model, context, options.dtype, golden.path("initial.safetensors"));
@@ -272,12 +340,12 @@ GoldenResult run_golden(const GoldenOptions& options,
     ++result.steps;
     on_step(given);
   }
-  const std::string final_weights = golden.path("final_float64.safetensors");
-  if (std::filesystem::exists(final_weights)) compare_weights(model, final_weights, result);
+  if (has_final) compare_weights(model, final_weights, result);
   result.weight_tolerance = options.weight_tolerance >= 0.0         ? options.weight_tolerance
                             : options.dtype == DType::f64 ? 1e-8
                                                                     : -1.0;
-  result.passed = result.worst_error <= options.tolerance &&
+  result.tolerance = tolerance;
+  result.passed = result.worst_error <= tolerance &&
                   (!result.weights_compared || result.weight_tolerance < 0.0 ||
                    result.worst_weight_error <= result.weight_tolerance);
   return result;

@@ -4,11 +4,13 @@
 // final_float64.safetensors. Repeating one checks the whole training step at once.
 #pragma once
 
-#include <sherd/runtime/api.h>
+#include <sherd/models/module.h>
+#include <sherd/runtime/data/batch_loader.h>
 #include <sherd/runtime/dtype.h>
 
 #include <cstdint>
 #include <functional>
+#include <memory>
 #include <string>
 
 namespace sherd {
@@ -17,7 +19,7 @@ struct GoldenOptions {
   std::string directory;
   std::string data_dir;  // of the data set's IDX files; empty: where Debian's package puts them
   DType dtype = DType::f64;
-  double tolerance = 1e-9;  // relative, of losses and gradient norms
+  double tolerance = 0.0;  // relative, of losses and gradient norms; 0: 1e-9 in fp64, 1e-4 in fp32
   // Largest absolute difference of a final weight. Negative: 1e-8 in fp64, not checked in fp32 (where
   // AdamW turns the rounding noise of gradients that are zero in theory into updates).
   double weight_tolerance = -1.0;
@@ -34,7 +36,7 @@ struct GoldenStep {
 
 struct GoldenResult {
   std::int64_t steps = 0;
-  double worst_error = 0.0;       // over all steps
+  double tolerance = 0.0, worst_error = 0.0;  // over all steps
   bool weights_compared = false;  // was there a final_float64.safetensors?
   double worst_weight_error = 0.0;
   std::string worst_weight;
@@ -46,5 +48,16 @@ struct GoldenResult {
 // golden.json that it does not know is an error too, since it might change the result.
 SHERD_API GoldenResult run_golden(const GoldenOptions& options,
                                   const std::function<void(const GoldenStep&)>& on_step);
+
+struct LogitsResult {
+  std::int64_t images = 0;
+  double worst_error = 0.0;  // largest absolute difference
+};
+
+// Compares the model's logits of the first images of a data set with those in a JSON file: an object
+// whose "logits" is a list of one list of numbers per image.
+SHERD_API LogitsResult compare_logits(Context& context, Module& model,
+                                      const std::shared_ptr<const ImageDataset>& dataset,
+                                      BatchLoaderOptions options, const std::string& path);
 
 }  // namespace sherd

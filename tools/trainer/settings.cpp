@@ -7,6 +7,7 @@
 #include <charconv>
 #include <cmath>
 #include <limits>
+#include <filesystem>
 #include <sstream>
 #include <toml++/toml.h>
 
@@ -28,11 +29,25 @@ std::vector<std::string> known_keys() {
   return keys;
 }
 
+// A key near to this one, in its section or by its name in another, or what its section has.
+std::string suggestion(const std::string& key) {
+  std::vector<std::string> section, names;
+  for (const std::string& known : known_keys()) {
+    names.push_back(known.substr(known.find('.') + 1));
+    if (known.starts_with(key.substr(0, key.find('.') + 1))) section.push_back(known);
+  }
+  std::string hint = did_you_mean(key, known_keys());
+  if (!hint.starts_with("; known")) return hint;
+  const std::string by_name = did_you_mean(key.substr(key.find('.') + 1), names);
+  if (!by_name.starts_with("; known")) return by_name;
+  return section.empty() ? "; sections: model, data, optimizer, schedule, run"
+                         : did_you_mean("", section);
+}
+
 const Setting& find_setting(const std::string& key, const std::string& source) {
   const auto& table = setting_table();
   const auto found = std::ranges::find(table, key, &Setting::key);
-  SHERD_CHECK(found != table.end(), "{}: unknown key '{}'{}", source, key,
-              did_you_mean(key, known_keys()));
+  SHERD_CHECK(found != table.end(), "{}: unknown key '{}'{}", source, key, suggestion(key));
   return *found;
 }
 
@@ -46,20 +61,46 @@ std::vector<double> parse_list(const std::string& text, const std::string& sourc
   return values;
 }
 
-std::string toml_text(const toml::node& node, const std::string& path, const std::string& key) {
-  if (const auto text = node.value_exact<std::string>()) return *text;
-  if (const auto flag = node.value_exact<bool>()) return *flag ? "yes" : "no";
-  if (const auto whole = node.value_exact<std::int64_t>()) return std::to_string(*whole);
-  if (const auto number = node.value_exact<double>()) return fmt::format("{}", *number);
-  if (const toml::array* list = node.as_array()) {
-    std::string text;
-    for (const toml::node& item : *list) {
-      if (!text.empty()) text += ",";
-      text += toml_text(item, path, key);
+// The value as a flag would have it; its kind must be the setting's.
+std::string toml_text(const toml::node& node, const Setting& setting, const std::string& path) {
+  const auto number = [](const toml::node& item) -> std::string {
+    if (const auto whole = item.value_exact<std::int64_t>()) return std::to_string(*whole);
+    if (const auto real = item.value_exact<double>()) return fmt::format("{}", *real);
+    return {};
+  };
+  std::string text;
+  bool fits = false;
+  switch (setting.field.index()) {
+    case 0:
+      fits = node.is_string();
+      if (fits) text = *node.value_exact<std::string>();
+      break;
+    case 1:
+    case 2:
+      text = number(node);
+      fits = !text.empty() && (setting.field.index() == 2 || node.is_integer());
+      break;
+    case 3:
+      fits = node.is_boolean();
+      if (fits) text = *node.value_exact<bool>() ? "yes" : "no";
+      break;
+    default: {
+      const toml::array* list = node.as_array();
+      fits = list != nullptr;
+      for (std::size_t i = 0; fits && i < list->size(); ++i) {
+        const std::string item = number(*list->get(i));
+        fits = !item.empty();
+        text += (i == 0 ? "" : ",") + item;
+      }
     }
-    return text;
   }
-  fail("{}: '{}' has a value of a kind that no setting takes", path, key);
+  static constexpr const char* kKinds[] = {"a text in quotes", "a whole number", "a number",
+                                           "true or false", "a list of numbers"};
+  std::stringstream given;
+  given << toml::node_view<const toml::node>(&node);
+  SHERD_CHECK(fits, "{}:{}: {}: expected {}, got {}", path, node.source().begin.line, setting.key,
+              kKinds[setting.field.index()], given.str());
+  return text;
 }
 
 std::string toml_quoted(const std::string& text) {
@@ -108,19 +149,19 @@ const std::vector<Setting>& setting_table() {
       {"optimizer.label_smoothing", &T::label_smoothing, "of the cross-entropy targets"},
       {"schedule.schedule", &T::schedule, "cosine, linear or constant"},
       {"schedule.min_lr", &T::min_lr, "learning rate at the end"},
-      {"schedule.warmup_epochs", &T::warmup_epochs, "length of the linear warm-up"},
+      {"schedule.warmup_epochs", &T::warmup_epochs, "length of the linear warm-up; up to 1, at most half of the run"},
       {"schedule.warmup_steps", &T::warmup_steps, "the same in steps; -1: by warmup_epochs"},
       {"run.epochs", &T::epochs, "passes over the training images"},
       {"run.max_steps", &T::max_steps, "stop (and end the schedule) after this many steps; 0: by epochs"},
       {"run.batch_size", &T::batch_size, "samples of one optimizer step"},
       {"run.micro_batch", &T::micro_batch, "samples of one forward pass; 0: the whole batch"},
-      {"run.device", &T::device, "cpu"},
+      {"run.device", &T::device, "cpu; bench takes meta too, which plans and computes nothing"},
       {"run.dtype", &T::dtype, "f32 or f64"},
       {"run.memory_limit", &T::memory_limit, "most memory to reserve, such as 6GiB; empty: no limit"},
-      {"run.threads", &T::threads, "CPU threads of the kernels; 0: all that this process may use"},
+      {"run.threads", &T::threads, "CPU threads of the kernels; 0: OMP_NUM_THREADS, or all"},
       {"run.seed", &T::seed, "of initial weights, data order and dropout"},
       {"run.out", &T::out, "folder of the results; empty: runs/DATASET-TIME"},
-      {"run.trace", &T::trace, "write a Chrome trace of the first steps to this file"},
+      {"run.trace", &T::trace, "write a Chrome trace of the first 10 steps to this new file"},
       {"run.log_every", &T::log_every, "steps between lines of the log"},
       {"run.eval_every", &T::eval_every, "epochs between evaluations on the test images; 0: at the end"},
   };
@@ -183,6 +224,7 @@ std::string value_text(const TrainSettings& settings, const Setting& setting) {
 }
 
 Assignments read_toml_settings(const std::string& path) {
+  SHERD_CHECK(std::filesystem::is_regular_file(path), "{}: no such file of settings", path);
   toml::table document;
   try {
     document = toml::parse_file(path);
@@ -195,11 +237,10 @@ Assignments read_toml_settings(const std::string& path) {
     const toml::table* keys = node.as_table();
     const std::string section_name(section.str());
     SHERD_CHECK(keys != nullptr, "{}: '{}' stands outside a section{}", path, section_name,
-                did_you_mean(section_name, known_keys()));
+                suggestion("." + section_name));
     for (const auto& [name, value] : *keys) {
       const std::string key = section_name + "." + std::string(name.str());
-      find_setting(key, path);
-      assignments.emplace_back(key, toml_text(value, path, key));
+      assignments.emplace_back(key, toml_text(value, find_setting(key, path), path));
     }
   }
   return assignments;
@@ -210,6 +251,16 @@ TrainSettings resolve_settings(const Assignments& file, const Assignments& flags
   for (const Assignments* assignments : {&file, &flags}) {
     for (const auto& [key, value] : *assignments) {
       if (key == "model.preset") settings.preset = value;
+    }
+  }
+  const auto gives = [](const Assignments& assignments, const std::string& key) {
+    return std::ranges::any_of(assignments, [&](const auto& a) { return a.first == key; });
+  };
+  if (gives(flags, "model.preset")) {
+    for (const char* key : {"model.patch", "model.dim", "model.depth", "model.heads", "model.mlp_ratio"}) {
+      SHERD_CHECK(!gives(file, key),
+                  "--preset {}: the settings file sets {}; remove it there, or leave the preset out",
+                  settings.preset, key);
     }
   }
   if (!settings.preset.empty()) {
@@ -224,12 +275,42 @@ TrainSettings resolve_settings(const Assignments& file, const Assignments& flags
   for (const auto& [key, value] : flags) {
     assign(settings, key, value, find_setting(key, "flag").flag());
   }
+  check_used(settings, flags);
   return settings;
 }
 
+void check_used(const TrainSettings& s, const Assignments& given) {
+  const bool synthetic = s.dataset == "synthetic", adamw = s.optimizer == "adamw";
+  const struct {
+    const char* key;
+    bool used;
+    const char* needs;
+  } rules[] = {
+      {"data.data_dir", !synthetic, "a data set of files; synthetic images are made"},
+      {"data.image_size", synthetic, "--dataset synthetic"},
+      {"data.images", synthetic, "--dataset synthetic"},
+      {"data.classes", synthetic, "--dataset synthetic"},
+      {"optimizer.beta1", adamw, "--optimizer adamw"},
+      {"optimizer.beta2", adamw, "--optimizer adamw"},
+      {"optimizer.eps", adamw, "--optimizer adamw"},
+      {"optimizer.momentum", !adamw, "--optimizer sgd"},
+      {"optimizer.nesterov", !adamw, "--optimizer sgd"},
+      {"schedule.min_lr", s.schedule != "constant", "a schedule that decays"},
+      {"schedule.warmup_epochs", s.warmup_steps < 0, "no --warmup-steps beside it"},
+  };
+  for (const auto& [key, value] : given) {
+    for (const auto& rule : rules) {
+      SHERD_CHECK(key != rule.key || rule.used, "{}: has no effect here, it needs {}",
+                  find_setting(key, "flag").flag(), rule.needs);
+    }
+  }
+}
+
 std::string settings_to_toml(const TrainSettings& settings) {
-  std::string text = "# Every setting of this run. `sherd train FILE` repeats it.\n", section;
+  std::string text = "# Every setting of this run; `sherd train FILE` repeats it in a new folder.\n";
+  std::string section;
   for (const Setting& setting : setting_table()) {
+    if (setting.key == "run.out" || setting.key == "run.trace") continue;
     if (setting.section() != section) {
       section = setting.section();
       text += fmt::format("\n[{}]\n", section);
@@ -244,6 +325,10 @@ std::string settings_to_toml(const TrainSettings& settings) {
     text += fmt::format("{} = {}\n", setting.key.substr(section.size() + 1), value);
   }
   return text;
+}
+
+void check_range(const char* flag, std::int64_t value, std::int64_t low, std::int64_t high) {
+  SHERD_CHECK(value >= low && value <= high, "{}: expected {} to {}, got {}", flag, low, high, value);
 }
 
 std::size_t parse_bytes(const std::string& text) {
@@ -266,8 +351,7 @@ std::size_t parse_bytes(const std::string& text) {
 }
 
 ContextOptions context_options(const TrainSettings& settings) {
-  SHERD_CHECK(settings.threads >= 0 && settings.threads <= 4096,
-              "--threads: expected 0 to 4096, got {}", settings.threads);
+  check_range("--threads", settings.threads, 0, 1024);
   SHERD_CHECK(settings.seed >= 0, "--seed: expected a number from 0 on, got {}", settings.seed);
   ContextOptions options;
   options.device = device_from_name(settings.device);
@@ -310,13 +394,18 @@ LrSchedule lr_schedule(const TrainSettings& settings, std::int64_t steps_per_epo
   schedule.decay = decay_from_name(settings.schedule);
   schedule.total_steps = total_steps;
   SHERD_CHECK(settings.warmup_epochs >= 0.0 && settings.warmup_epochs < 1e9,
-              "--warmup-epochs: must not be negative, got {}", settings.warmup_epochs);
-  // A short run keeps at least half of its steps for the decay.
-  schedule.warmup_steps =
-      settings.warmup_steps >= 0
-          ? settings.warmup_steps
-          : std::min(total_steps / 2,
-                     std::lround(settings.warmup_epochs * static_cast<double>(steps_per_epoch)));
+              "--warmup-epochs: must be from 0 on, got {}", settings.warmup_epochs);
+  SHERD_CHECK(settings.warmup_steps >= -1, "--warmup-steps: must be from 0 on, or -1, got {}",
+              settings.warmup_steps);
+  schedule.warmup_steps = settings.warmup_steps;
+  if (settings.warmup_steps < 0) {
+    schedule.warmup_steps =
+        std::lround(settings.warmup_epochs * static_cast<double>(steps_per_epoch));
+    // A run of one epoch or less decays in its second half.
+    if (settings.warmup_epochs <= 1.0) {
+      schedule.warmup_steps = std::min(schedule.warmup_steps, total_steps / 2);
+    }
+  }
   schedule.validate();
   return schedule;
 }

@@ -72,13 +72,18 @@ using Assignments = std::vector<std::pair<std::string, std::string>>;
 SHERD_API Assignments read_toml_settings(const std::string& path);
 // Applies defaults, preset, file and flags in this order.
 SHERD_API TrainSettings resolve_settings(const Assignments& file, const Assignments& flags);
+// Throws where one of the given settings has no effect beside the others.
+SHERD_API void check_used(const TrainSettings& settings, const Assignments& given);
 // Sets one value; `source` ("--lr", "run.toml") is named in errors.
 SHERD_API void assign(TrainSettings& settings, const std::string& key, const std::string& value,
                       const std::string& source);
 SHERD_API std::string value_text(const TrainSettings& settings, const Setting& setting);
-// The whole configuration as TOML, which read_toml_settings reads back to the same settings.
+// The whole configuration as TOML, which read_toml_settings reads back to the same settings, but for
+// the folder and the trace that belong to one run.
 SHERD_API std::string settings_to_toml(const TrainSettings& settings);
 
+// Throws, naming the flag, unless low <= value <= high.
+SHERD_API void check_range(const char* flag, std::int64_t value, std::int64_t low, std::int64_t high);
 // "6GiB", "512MiB", "1000000" → bytes; empty → 0.
 SHERD_API std::size_t parse_bytes(const std::string& text);
 

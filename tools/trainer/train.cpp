@@ -21,28 +21,22 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-std::string default_out(const TrainSettings& settings) {
+// Makes a folder of its own for a run that was given none; runs started in the same second get
+// different ones.
+std::string make_default_out(const TrainSettings& settings) {
   const std::time_t now = std::time(nullptr);
   std::tm local{};
   localtime_r(&now, &local);
   char stamp[32];
   std::strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", &local);
   const std::string name = fmt::format("runs/{}-{}", settings.dataset, stamp);
-  std::string free_name = name;
-  for (int i = 2; std::filesystem::exists(free_name); ++i) free_name = fmt::format("{}-{}", name, i);
-  return free_name;
-}
-
-void create_out(const std::string& out) {
   std::error_code error;
-  std::filesystem::create_directories(out, error);
-  SHERD_CHECK(!error, "--out {}: cannot make the folder: {}", out, error.message());
-  for (const char* name : {"config.toml", "log.jsonl", "model.safetensors"}) {
-    const auto path = std::filesystem::path(out) / name;
-    SHERD_CHECK(!std::filesystem::exists(path, error),
-                "--out {}: {} is there already; choose another folder, nothing was changed", out,
-                name);
+  std::filesystem::create_directories("runs", error);
+  for (int i = 1; !error; ++i) {
+    const std::string candidate = i == 1 ? name : fmt::format("{}-{}", name, i);
+    if (std::filesystem::create_directory(candidate, error)) return candidate;
   }
+  fail("cannot make the folder {}: {}; choose one with --out", name, error.message());
 }
 
 json memory_json(const MemoryBreakdown& bytes) {
@@ -69,26 +63,20 @@ class Run {
         context_(context_options(settings)),
         optimizer_(make_optimizer(settings)) {}
 
+  // Everything that can be refused is refused before the first file is made.
   TrainOutcome run() {
     plan();
-    make_weights(settings_, context_, model_);
-    create_out(info_.out);
-    const auto path = [&](const char* name) {
-      return (std::filesystem::path(info_.out) / name).string();
-    };
-    outcome_.config_path = path("config.toml");
-    outcome_.log_path = path("log.jsonl");
-    outcome_.weights_path = path("model.safetensors");
-    settings_.out = info_.out;
-    write_file_atomically(outcome_.config_path, settings_to_toml(settings_));
-    JsonLinesLog log(outcome_.log_path, JsonLinesLog::Mode::truncate);
-    log_ = &log;
-    if (!settings_.trace.empty()) context_.trace().enable();
-
-    log_start();
-    observer_.on_start(info_);
-    train_epochs();
-    finish();
+    prepare();
+    claim_files();
+    try {
+      log_ = std::make_unique<JsonLinesLog>(outcome_.log_path, JsonLinesLog::Mode::truncate);
+      log_start();
+      observer_.on_start(info_);
+      train_epochs();
+      finish();
+    } catch (const std::exception& error) {
+      give_up(error.what());
+    }
     return outcome_;
   }
 
@@ -96,16 +84,12 @@ class Run {
   void plan() {
     SHERD_CHECK(!context_.is_meta(),
                 "--device meta computes no numbers, so it cannot train; see sherd bench step");
-    SHERD_CHECK(settings_.batch_size > 0, "--batch-size: must be positive, got {}",
-                settings_.batch_size);
-    SHERD_CHECK(settings_.micro_batch >= 0 && settings_.micro_batch <= settings_.batch_size,
-                "--micro-batch: expected 0 to the batch size of {}, got {}", settings_.batch_size,
-                settings_.micro_batch);
-    SHERD_CHECK(settings_.epochs > 0 && settings_.max_steps >= 0 && settings_.log_every > 0 &&
-                    settings_.eval_every >= 0,
-                "--epochs and --log-every must be positive, --max-steps and --eval-every not "
-                "negative; got {}, {}, {}, {}",
-                settings_.epochs, settings_.log_every, settings_.max_steps, settings_.eval_every);
+    check_range("--batch-size", settings_.batch_size, 1, 1 << 24);
+    check_range("--micro-batch", settings_.micro_batch, 0, settings_.batch_size);
+    check_range("--epochs", settings_.epochs, 1, 1'000'000);
+    check_range("--max-steps", settings_.max_steps, 0, std::int64_t{1} << 40);
+    check_range("--log-every", settings_.log_every, 1, std::int64_t{1} << 40);
+    check_range("--eval-every", settings_.eval_every, 0, 1'000'000);
     const std::int64_t images = data_.train->size();
     info_.train_images = images;
     info_.test_images = data_.test->size();
@@ -117,52 +101,143 @@ class Run {
     info_.epochs = (info_.total_steps + info_.steps_per_epoch - 1) / info_.steps_per_epoch;
     info_.parameters = model_.parameter_count();
     info_.threads = context_.threads();
-    info_.out = settings_.out.empty() ? default_out(settings_) : settings_.out;
   }
 
-  void train_epochs() {
+  void prepare() {
     const LrSchedule schedule = lr_schedule(settings_, info_.steps_per_epoch, info_.total_steps);
-    TrainingStep step(context_, model_, *optimizer_, step_settings(settings_, schedule));
-    BatchLoader loader(data_.train, loader_options(settings_, data_, settings_.batch_size,
-                                                   settings_.shuffle));
+    make_weights(settings_, context_, model_);
+    step_ = std::make_unique<TrainingStep>(context_, model_, *optimizer_,
+                                           step_settings(settings_, schedule));
+    loader_ = std::make_unique<BatchLoader>(
+        data_.train, loader_options(settings_, data_, settings_.batch_size, settings_.shuffle));
     const std::int64_t capacity =
         settings_.micro_batch > 0 ? settings_.micro_batch
                                   : std::min(settings_.batch_size, info_.train_images);
-    InputBuffers inputs(context_, *data_.train, capacity, dtype_from_name(settings_.dtype));
+    inputs_ = std::make_unique<InputBuffers>(context_, *data_.train, capacity,
+                                             dtype_from_name(settings_.dtype));
+  }
+
+  std::string in_out(const char* name) const {
+    return (std::filesystem::path(info_.out) / name).string();
+  }
+
+  void claim_files() {
+    if (settings_.out.empty()) {
+      info_.out = make_default_out(settings_);
+    } else {
+      info_.out = settings_.out;
+      std::error_code error;
+      std::filesystem::create_directories(info_.out, error);
+      SHERD_CHECK(!error, "--out {}: cannot make the folder: {}", info_.out, error.message());
+    }
+    outcome_.config_path = in_out("config.toml");
+    outcome_.log_path = in_out("log.jsonl");
+    outcome_.weights_path = in_out("model.safetensors");
+    for (const std::string& path : {outcome_.log_path, outcome_.weights_path}) {
+      SHERD_CHECK(!std::filesystem::exists(path),
+                  "--out: '{}' is there already; choose another folder, nothing was changed", path);
+      SHERD_CHECK(settings_.trace.empty() || !same_path(settings_.trace, path),
+                  "--trace {}: that is where the run's own file goes; choose another name",
+                  settings_.trace);
+    }
+    check_space();
+    // Paths that hold from wherever the configuration is used later.
+    TrainSettings resolved = settings_;
+    for (std::string* path : {&resolved.data_dir, &resolved.weights}) {
+      if (!path->empty()) *path = std::filesystem::absolute(*path).string();
+    }
+    create_new_file(outcome_.config_path, settings_to_toml(resolved));
+    if (!settings_.trace.empty()) {
+      try {
+        create_new_file(settings_.trace, "");
+      } catch (...) {
+        std::filesystem::remove(outcome_.config_path);
+        throw;
+      }
+      context_.trace().enable();
+    }
+  }
+
+  static bool same_path(const std::string& a, const std::string& b) {
+    return std::filesystem::weakly_canonical(a) == std::filesystem::weakly_canonical(b);
+  }
+
+  // The weights are written at the very end, when it would be late to find the disk full.
+  void check_space() const {
+    std::int64_t bytes = 1 << 20;
+    for (const Parameter* parameter : model_.parameters()) {
+      bytes += parameter->numel() * static_cast<std::int64_t>(size_of(parameter->data().dtype()));
+    }
+    std::error_code error;
+    const std::filesystem::space_info space = std::filesystem::space(info_.out, error);
+    SHERD_CHECK(error || space.available >= static_cast<std::uintmax_t>(bytes),
+                "--out {}: {} free, but the weights and the log need {}; free some space or choose "
+                "another folder",
+                info_.out, format_bytes(static_cast<std::int64_t>(space.available)),
+                format_bytes(bytes));
+  }
+
+  // A run that fails keeps what it has learnt; one that fails before its first step leaves no trace,
+  // so that the corrected command can be repeated.
+  [[noreturn]] void give_up(const std::string& reason) {
+    if (step_->steps_done() == 0) {
+      log_.reset();
+      for (const std::string& path : {outcome_.config_path, outcome_.log_path, settings_.trace}) {
+        std::error_code ignored;
+        if (!path.empty()) std::filesystem::remove(path, ignored);
+      }
+      fail("{}", reason);
+    }
+    const std::string rescue = in_out("model-before-error.safetensors");
+    std::string saved;
+    try {
+      save(rescue);
+      saved = fmt::format(" (the weights after {} steps are in {})", step_->steps_done(), rescue);
+    } catch (const Error& error) {
+      saved = fmt::format(" (and the weights could not be saved: {})", error.what());
+    }
+    try {
+      log_->write(json{{"event", "error"}, {"steps", step_->steps_done()}, {"error", reason}}.dump());
+    } catch (const Error&) {  // the log may be what failed
+    }
+    fail("{}{}", reason, saved);
+  }
+
+  void train_epochs() {
     std::int64_t images_done = 0;
     for (std::int64_t epoch = 0; epoch < info_.epochs && !outcome_.stopped; ++epoch) {
       EpochInfo info;
       info.epoch = epoch;
-      const std::int64_t samples = train_epoch(epoch, loader, inputs, step, &info);
+      const std::int64_t samples = train_epoch(epoch, &info);
       images_done += samples;
       outcome_.train_seconds += info.seconds;
-      const bool last = epoch + 1 == info_.epochs || outcome_.stopped;
-      if (last || (settings_.eval_every > 0 && (epoch + 1) % settings_.eval_every == 0)) {
-        info.evaluated = true;
+      const bool last = epoch + 1 == info_.epochs;
+      const bool due = last || (settings_.eval_every > 0 && (epoch + 1) % settings_.eval_every == 0);
+      if (due && !outcome_.stopped) {
         info.test = evaluate_now();
-        outcome_.test = info.test;
+        info.evaluated = !outcome_.stopped;
+        if (info.evaluated) outcome_.test = info.test;
       }
       log_epoch(info);
       observer_.on_epoch(info);
     }
-    outcome_.steps = step.steps_done();
+    outcome_.steps = step_->steps_done();
     outcome_.images_per_second = static_cast<double>(images_done) / outcome_.train_seconds;
   }
 
-  std::int64_t train_epoch(std::int64_t epoch, BatchLoader& loader, InputBuffers& inputs,
-                           TrainingStep& step, EpochInfo* info) {
+  std::int64_t train_epoch(std::int64_t epoch, EpochInfo* info) {
     const auto epoch_start = Clock::now();
     auto window_start = epoch_start;
     double loss_sum = 0.0, wait = 0.0;
     std::int64_t samples = 0, window_samples = 0, in_epoch = 0;
-    loader.start_epoch(epoch);
-    while (step.steps_done() < info_.total_steps && !outcome_.stopped) {
+    loader_->start_epoch(epoch);
+    while (step_->steps_done() < info_.total_steps && !outcome_.stopped) {
       const auto wait_start = Clock::now();
-      const Batch* batch = loader.next();
+      const Batch* batch = loader_->next();
       wait += seconds_since(wait_start);
       if (batch == nullptr) break;
       StepInfo now;
-      now.result = step.run(inputs, *batch);
+      now.result = step_->run(*inputs_, *batch);
       now.epoch = epoch;
       now.step_in_epoch = in_epoch++;
       samples += batch->size;
@@ -170,7 +245,7 @@ class Run {
       loss_sum += now.result.loss * static_cast<double>(batch->size);
       now.images_per_second = static_cast<double>(window_samples) / seconds_since(window_start);
       now.data_wait = wait;
-      const std::int64_t done = step.steps_done();
+      const std::int64_t done = step_->steps_done();
       if (done == kTracedSteps || done == info_.total_steps) write_trace();
       if (done % settings_.log_every == 0 || done == info_.total_steps) {
         log_step(now);
@@ -192,14 +267,14 @@ class Run {
     return evaluate(context_, model_, data_.test, loader_options(settings_, data_, batch, false),
                     [&](std::int64_t done) {
                       observer_.on_evaluate(done, info_.test_images);
-                      return true;
+                      outcome_.stopped = outcome_.stopped || observer_.should_stop();
+                      return !outcome_.stopped;
                     });
   }
 
   void finish() {
+    save(outcome_.weights_path);
     write_trace();
-    save_weights(model_, outcome_.weights_path,
-                 {{"format", "pt"}, {"producer", "sherd " + version()}});
     const Ledger& ledger = context_.ledger();
     outcome_.info = info_;
     outcome_.at_peak = ledger.at_peak();
@@ -218,10 +293,19 @@ class Run {
                     .dump());
   }
 
+  void save(const std::string& path) const {
+    save_weights(model_, path, {{"format", "pt"}, {"producer", "sherd " + version()}});
+  }
+
+  // A trace that cannot be written is no reason to stop training.
   void write_trace() {
     if (!context_.trace().enabled()) return;
     context_.trace().enable(false);
-    context_.trace().write(settings_.trace);
+    try {
+      context_.trace().write(settings_.trace);
+    } catch (const Error& error) {
+      observer_.on_warning(error.what());
+    }
   }
 
   void log_start() {
@@ -273,9 +357,12 @@ class Run {
   VisionTransformer model_;
   Context context_;
   std::unique_ptr<Optimizer> optimizer_;
+  std::unique_ptr<TrainingStep> step_;
+  std::unique_ptr<BatchLoader> loader_;
+  std::unique_ptr<InputBuffers> inputs_;
   RunInfo info_;
   TrainOutcome outcome_;
-  JsonLinesLog* log_ = nullptr;
+  std::unique_ptr<JsonLinesLog> log_;
 };
 
 }  // namespace

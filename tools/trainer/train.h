@@ -42,7 +42,8 @@ class SHERD_API TrainObserver {
   virtual void on_step(const StepInfo&) {}
   virtual void on_evaluate(std::int64_t /*done*/, std::int64_t /*of*/) {}
   virtual void on_epoch(const EpochInfo&) {}
-  virtual bool should_stop() { return false; }  // asked after each step
+  virtual void on_warning(const std::string&) {}
+  virtual bool should_stop() { return false; }  // asked after each step and while evaluating
 };
 
 struct TrainOutcome {
@@ -58,7 +59,8 @@ struct TrainOutcome {
 };
 
 // Creates `settings.out` (it must not hold a run already) with config.toml, log.jsonl and, at the end,
-// model.safetensors.
+// model.safetensors. Settings that cannot be honoured throw before anything is created. A failure after
+// the first step saves what was learnt as model-before-error.safetensors, and says so.
 SHERD_API TrainOutcome train(const TrainSettings& settings, TrainObserver& observer);
 
 // The optimizer of the settings.

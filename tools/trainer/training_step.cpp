@@ -18,8 +18,12 @@ TrainingStep::TrainingStep(Context& context, Module& model, Optimizer& optimizer
       settings_(settings),
       parameters_(model.parameters()) {
   settings_.schedule.validate();
-  SHERD_CHECK(settings.clip_grad_norm >= 0.0, "the clipping norm must not be negative, got {}",
+  SHERD_CHECK(settings.clip_grad_norm >= 0.0, "--clip-grad-norm: must not be negative, got {}",
               settings.clip_grad_norm);
+  SHERD_CHECK(settings.label_smoothing >= 0.0 && settings.label_smoothing <= 1.0,
+              "--label-smoothing: must be from 0 to 1, got {}", settings.label_smoothing);
+  SHERD_CHECK(settings.micro_batch >= 0, "--micro-batch: must not be negative, got {}",
+              settings.micro_batch);
   optimizer_.prepare(parameter_spans(parameters_));
 }
 
@@ -88,8 +92,8 @@ void TrainingStep::check_finite(const StepResult& result, const InputBuffers& in
       }
     }
   }
-  fail("step {}: the {} is not finite (loss {}, gradient norm {}); first seen in {}. The weights are "
-       "still those before this step; try a lower learning rate, a longer warm-up or clipping",
+  fail("step {}: the {} is not finite (loss {}, gradient norm {}); first seen in {}. The step was not "
+       "taken; try a lower learning rate, a longer warm-up or clipping",
        result.step, std::isfinite(result.loss) ? "gradient" : "loss", result.loss, result.grad_norm,
        where.empty() ? "the loss itself" : where);
 }
