@@ -57,7 +57,9 @@ TEST_CASE("matmul: every type and orientation against plain loops") {
   Context context({.threads = 2});
   const std::pair<DType, double> types[] = {
       {DType::f64, 1e-12}, {DType::f32, 1e-4}, {DType::bf16, 0.05}, {DType::f16, 0.01}};
-  for (const auto& [dtype, tolerance] : types) {
+  for (const auto& type : types) {
+    const DType dtype = type.first;
+    const double tolerance = type.second;
     for (const auto& [m, n, k] : {std::array<std::int64_t, 3>{1, 1, 1}, {5, 7, 3}, {33, 65, 17}, {128, 10, 64}}) {
       for (const bool ta : {false, true}) {
         for (const bool tb : {false, true}) {

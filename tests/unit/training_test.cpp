@@ -366,13 +366,13 @@ TEST_CASE("train: what fails before the first step leaves nothing, later the wei
   const test::TempDirectory folder;
   TrainSettings s = small_run(folder.path("run"));
   TrainObserver quiet;
-  for (const auto& [key, value] : {std::pair{"optimizer.lr", "-1"}, {"optimizer.lr", "nan"},
+  for (const auto& setting : {std::pair{"optimizer.lr", "-1"}, {"optimizer.lr", "nan"},
                                    {"optimizer.label_smoothing", "2"}, {"optimizer.clip_grad_norm", "nan"},
                                    {"data.stddev", "0"}, {"data.workers", "-1"}, {"schedule.warmup_steps", "99"},
                                    {"run.trace", "/nonexistent/trace.json"}, {"run.memory_limit", "10KiB"}}) {
     TrainSettings bad = s;
-    assign(bad, key, value, "test");
-    CAPTURE(key);
+    assign(bad, setting.first, setting.second, "test");
+    CAPTURE(setting.first);
     CHECK_THROWS_AS(train(bad, quiet), Error);
     const bool empty = !std::filesystem::exists(folder.path("run")) || std::filesystem::is_empty(folder.path("run"));
     CHECK(empty);
