@@ -33,9 +33,7 @@ struct ReshapeNode final : Node {
   explicit ReshapeNode(const Shape& shape) : input_shape(shape) {}
   Shape input_shape;
   const char* name() const override { return "reshape"; }
-  void backward(Gradients& g) override {
-    g.set(0, contiguous(g.output()).reshape(input_shape));
-  }
+  void backward(Gradients& g) override { g.set(0, contiguous(g.output()).reshape(input_shape)); }
 };
 
 struct PermuteNode final : Node {

@@ -66,8 +66,8 @@ Variable attention_packed(const Variable& qkv, std::int64_t heads, double factor
               qkv.tensor().describe());
   const std::int64_t batch = qkv.dim(0), tokens = qkv.dim(1), head_dim = qkv.dim(2) / (3 * heads);
   const Tensor packed = contiguous(qkv.tensor()).reshape({batch, tokens, 3, heads, head_dim});
-  const AttentionOutput forward = attention_forward(packed.select(2, 0), packed.select(2, 1),
-                                                    packed.select(2, 2), factor);
+  const AttentionOutput forward =
+      attention_forward(packed.select(2, 0), packed.select(2, 1), packed.select(2, 2), factor);
   return record({qkv}, forward.output.reshape({batch, tokens, heads * head_dim}), [&] {
     auto node = std::make_unique<PackedAttentionNode>();
     node->qkv = packed;

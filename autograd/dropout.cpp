@@ -8,10 +8,11 @@ namespace sherd {
 namespace {
 
 void check_drop(const char* what, double drop, const std::string& name) {
-  SHERD_CHECK(drop == 0.0 || !name.empty(),
-              "{}: the layer has no name to key its random numbers by; call Module::assign_names on "
-              "the root",
-              what);
+  SHERD_CHECK(
+      drop == 0.0 || !name.empty(),
+      "{}: the layer has no name to key its random numbers by; call Module::assign_names on "
+      "the root",
+      what);
   SHERD_CHECK(drop >= 0.0 && drop < 1.0, "{}: the drop rate must be in [0, 1), got {}", what, drop);
 }
 
@@ -22,9 +23,7 @@ struct DropoutNode final : Node {
   RandomStream stream;
   std::int64_t first_index;
   const char* name() const override { return "dropout"; }
-  void backward(Gradients& g) override {
-    g.set(0, dropout(g.output(), drop, stream, first_index));
-  }
+  void backward(Gradients& g) override { g.set(0, dropout(g.output(), drop, stream, first_index)); }
 };
 
 struct DropPathNode final : Node {
@@ -58,9 +57,10 @@ Variable add_drop_path(const Variable& residual, const Variable& x, double drop,
   Context& context = x.context();
   const RandomPosition& position = context.random_position();
   const RandomStream stream(context.seed(), "drop_path", name, position.step);
-  const Tensor row_scale = drop_path_scale(context, x.dim(0), x.tensor().dtype(), drop, stream,
-                                           position.first_sample);
-  return record({residual, x}, add_scaled_rows(residual.tensor(), x.tensor(), row_scale), [&] { return std::make_unique<DropPathNode>(row_scale); });
+  const Tensor row_scale =
+      drop_path_scale(context, x.dim(0), x.tensor().dtype(), drop, stream, position.first_sample);
+  return record({residual, x}, add_scaled_rows(residual.tensor(), x.tensor(), row_scale),
+                [&] { return std::make_unique<DropPathNode>(row_scale); });
 }
 
 }  // namespace sherd

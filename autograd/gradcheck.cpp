@@ -30,8 +30,7 @@ double dot(const Tensor& a, const Tensor& b) {
 
 }  // namespace
 
-void gradcheck(const std::string& name,
-               const std::function<Variable(std::span<const Variable>)>& f,
+void gradcheck(const std::string& name, const std::function<Variable(std::span<const Variable>)>& f,
                std::span<const Tensor> inputs, const GradcheckOptions& options) {
   SHERD_CHECK(!inputs.empty(), "gradcheck of {}: no inputs", name);
   Context& context = inputs.front().context();
@@ -78,7 +77,8 @@ void gradcheck(const std::string& name,
       // Written so that a NaN fails.
       const bool agrees =
           std::abs(given - numeric) <= options.absolute + options.relative * std::abs(numeric);
-      SHERD_CHECK(agrees, "gradcheck of {}: input {} ({}), element {}: backward gives {}, central "
+      SHERD_CHECK(agrees,
+                  "gradcheck of {}: input {} ({}), element {}: backward gives {}, central "
                   "differences give {}",
                   name, which, input.describe(), i, given, numeric);
     }

@@ -30,8 +30,8 @@ void Parameter::accumulate_grad(const Tensor& grad) {
 }
 
 Variable Parameter::variable() {
-  SHERD_CHECK(data_.defined(), "parameter {} holds no data; call Module::initialize or load weights",
-              name_);
+  SHERD_CHECK(data_.defined(),
+              "parameter {} holds no data; call Module::initialize or load weights", name_);
   Tape* tape = data_.context().tape();
   if (tape == nullptr || !requires_grad_) return {data_};
   return tape->parameter(*this);

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Parameter: a named, trainable tensor. It is described (shape, initialiser) before it holds bytes, so
-// that a model can be built on a rank that will hold only a shard of it.
+// Parameter: a named, trainable tensor. It is described (shape, initialiser) before it holds bytes,
+// so that a model can be built on a rank that will hold only a shard of it.
 #pragma once
 
 #include <sherd/autograd/variable.h>
@@ -37,7 +37,9 @@ class SHERD_API Parameter {
   const Shape& shape() const { return shape_; }
   std::int64_t numel() const { return shape_.numel(); }
   const Initializer& initializer() const { return initializer_; }
-  bool weight_decay() const { return weight_decay_; }  // false: biases, norms, embeddings of position
+  bool weight_decay() const {
+    return weight_decay_;
+  }  // false: biases, norms, embeddings of position
 
   bool requires_grad() const { return requires_grad_; }
   void set_requires_grad(bool value) { requires_grad_ = value; }
@@ -52,8 +54,8 @@ class SHERD_API Parameter {
   // Adds to the gradient; takes over `grad` itself when it is the first contribution.
   void accumulate_grad(const Tensor& grad);
 
-  // The parameter as a differentiable value on the context's current tape (a constant without one, or
-  // when requires_grad is false).
+  // The parameter as a differentiable value on the context's current tape (a constant without one,
+  // or when requires_grad is false).
   Variable variable();
 
  private:
@@ -67,7 +69,8 @@ class SHERD_API Parameter {
 };
 
 // Fills elements of a parameter called `name` whose first one has index `first_index` in it.
-SHERD_API void initialize(const Tensor& elements, const Initializer& initializer, std::uint64_t seed,
-                          const std::string& name, std::int64_t first_index = 0);
+SHERD_API void initialize(const Tensor& elements, const Initializer& initializer,
+                          std::uint64_t seed, const std::string& name,
+                          std::int64_t first_index = 0);
 
 }  // namespace sherd

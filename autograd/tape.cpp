@@ -19,10 +19,11 @@ SavedTensor::SavedTensor(const Tensor& tensor)
 
 const Tensor& SavedTensor::get() const {
   SHERD_CHECK(tensor_.defined(), "a value that backward needs was already freed");
-  SHERD_CHECK(tensor_.storage().version() == version_,
-              "a {} saved for backward was written in place since (version {}, saved at {}); write to "
-              "a copy, or after backward",
-              tensor_.describe(), tensor_.storage().version(), version_);
+  SHERD_CHECK(
+      tensor_.storage().version() == version_,
+      "a {} saved for backward was written in place since (version {}, saved at {}); write to "
+      "a copy, or after backward",
+      tensor_.describe(), tensor_.storage().version(), version_);
   return tensor_;
 }
 
@@ -73,17 +74,16 @@ Variable Tape::parameter(Parameter& parameter) {
   // The data may have moved to other bytes since the first use; the place on the tape is the same.
   if (found != parameters_.end()) return {data, id_, found->second};
   const Variable variable(data, id_, new_slot(data, false));
-  records_.push_back(
-      {std::make_unique<ParameterNode>(parameter), {}, {}, {}, variable.slot_, 1});
+  records_.push_back({std::make_unique<ParameterNode>(parameter), {}, {}, {}, variable.slot_, 1});
   parameters_.emplace(&parameter, variable.slot_);
   return variable;
 }
 
 void Tape::check_owner(const Variable& variable) const {
-  SHERD_CHECK(variable.slot_ < 0 ||
-                  (variable.tape_id_ == id_ && &variable.context() == &context_),
-              "a {} recorded on another tape is used on this one; detach() it, or watch() its tensor",
-              variable.tensor().describe());
+  SHERD_CHECK(
+      variable.slot_ < 0 || (variable.tape_id_ == id_ && &variable.context() == &context_),
+      "a {} recorded on another tape is used on this one; detach() it, or watch() its tensor",
+      variable.tensor().describe());
 }
 
 bool Tape::records(std::span<const Variable> inputs) const {
@@ -168,10 +168,10 @@ void Tape::backward(const Variable& output, Tensor grad_output) {
                 output.tensor().describe());
     grad_output = full(context_, output.shape(), output.tensor().dtype(), 1.0);
   }
-  SHERD_CHECK(grad_output.shape() == output.shape() &&
-                  grad_output.dtype() == output.tensor().dtype(),
-              "backward: output gradient is {}, output is {}", grad_output.describe(),
-              output.tensor().describe());
+  SHERD_CHECK(
+      grad_output.shape() == output.shape() && grad_output.dtype() == output.tensor().dtype(),
+      "backward: output gradient is {}, output is {}", grad_output.describe(),
+      output.tensor().describe());
   finished_ = true;
   const NoGradScope no_grad(context_);
   accumulate(output.slot_, std::move(grad_output));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tape: operations are recorded in the order they run; backward walks the record in reverse. The tape
-// is the schedule: a hook placed at a position during forward runs when backward passes that position,
-// which is where a sharding engine gathers and reduces.
+// Tape: operations are recorded in the order they run; backward walks the record in reverse. The
+// tape is the schedule: a hook placed at a position during forward runs when backward passes that
+// position, which is where a sharding engine gathers and reduces.
 //
 //   Tape tape(context);
 //   {
@@ -46,7 +46,8 @@ class SHERD_API Gradients {
   // Gradient of output i; undefined when nothing flowed back to it (only with several outputs).
   const Tensor& output(int i = 0) const { return outputs_[static_cast<std::size_t>(i)]; }
   bool wants(int input) const;
-  // Hands over the gradient of an input (ignored when not wanted); contributions of several uses add.
+  // Hands over the gradient of an input (ignored when not wanted); contributions of several uses
+  // add.
   void set(int input, Tensor gradient);
   // The sum of earlier contributions to this input where a kernel may add to it in place; else
   // undefined, and the kernel makes a new tensor for set().
@@ -93,7 +94,8 @@ class SHERD_API Tape {
   // Calls `hook` when backward passes this position, whether or not gradients flow there.
   void on_backward(std::string label, std::function<void()> hook);
 
-  // Runs backward from `output`. grad_output may be left out for a one-element output: it is 1 then.
+  // Runs backward from `output`. grad_output may be left out for a one-element output: it is 1
+  // then.
   void backward(const Variable& output, Tensor grad_output = {});
 
  private:
@@ -152,8 +154,8 @@ class SHERD_API NoGradScope {
   Tape* previous_;
 };
 
-// How an operation records itself: returns `output` as a variable, on the current tape if one of the
-// inputs is; make_node is called only then.
+// How an operation records itself: returns `output` as a variable, on the current tape if one of
+// the inputs is; make_node is called only then.
 template <typename MakeNode>
 Variable record(std::initializer_list<Variable> inputs, const Tensor& output,
                 const MakeNode& make_node) {

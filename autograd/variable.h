@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Variable: a tensor together with its place on a tape. Kernels see tensors; differentiable operations
-// take and return variables. A variable without a place is a constant: nothing flows back to it.
+// Variable: a tensor together with its place on a tape. Kernels see tensors; differentiable
+// operations take and return variables. A variable without a place is a constant: nothing flows
+// back to it.
 #pragma once
 
 #include <sherd/runtime/tensor.h>

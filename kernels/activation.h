@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Activation functions. gelu_erf is x Φ(x), gelu_tanh its approximation (Hendrycks and Gimpel, 2016).
+// Activation functions. gelu_erf is x Φ(x), gelu_tanh its approximation (Hendrycks and Gimpel,
+// 2016).
 #pragma once
 
 #include <sherd/runtime/tensor.h>

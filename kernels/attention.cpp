@@ -43,9 +43,9 @@ AttentionOutput attention_forward(const Tensor& query, const Tensor& key, const 
   const cpu::AttentionShape shape = check_shapes(query, key, value, scale);
   const Tensor q = readable(query), k = readable(key), v = readable(value);
   Context& context = q.context();
-  const AttentionOutput out{Tensor::empty(context, q.shape(), q.dtype()),
-                            Tensor::empty(context, {shape.batch, shape.heads, shape.queries},
-                                          compute_dtype(q.dtype()))};
+  const AttentionOutput out{
+      Tensor::empty(context, q.shape(), q.dtype()),
+      Tensor::empty(context, {shape.batch, shape.heads, shape.queries}, compute_dtype(q.dtype()))};
   context.work().attention_flops += 2 * pair_products(shape);
   dispatch_floating(q.dtype(), "attention", [&](auto zero) {
     using T = decltype(zero);
@@ -86,11 +86,10 @@ void attention_backward(const Tensor& grad_output, const Tensor& query, const Te
     const Tensor scratch =
         workspace(context, cpu::attention_workspace_bytes<T>(shape, threads, true));
     if (context.is_meta()) return;
-    cpu::attention_backward<T>(shape, view_of<const T>(g), view_of<const T>(q), view_of<const T>(k),
-                               view_of<const T>(v), view_of<const T>(forward.output),
-                               forward.lse.data<cpu::acc_t<T>>(), view_of<T>(grad_query),
-                               view_of<T>(grad_key), view_of<T>(grad_value),
-                               workspace_data(scratch), threads);
+    cpu::attention_backward<T>(
+        shape, view_of<const T>(g), view_of<const T>(q), view_of<const T>(k), view_of<const T>(v),
+        view_of<const T>(forward.output), forward.lse.data<cpu::acc_t<T>>(), view_of<T>(grad_query),
+        view_of<T>(grad_key), view_of<T>(grad_value), workspace_data(scratch), threads);
   });
 }
 

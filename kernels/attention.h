@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Scaled dot-product attention, softmax(scale q kᵀ) v for each batch entry and head. The matrix of
-// scores exists only for a block of query rows of one head at a time (the idea of FlashAttention, Dao
-// et al., 2022): forward keeps the log-sum-exp of each row and backward recomputes the rest.
+// scores exists only for a block of query rows of one head at a time (the idea of FlashAttention,
+// Dao et al., 2022): forward keeps the log-sum-exp of each row and backward recomputes the rest.
 #pragma once
 
 #include <sherd/runtime/tensor.h>
@@ -13,7 +13,8 @@ struct AttentionOutput {
   Tensor lse;     // [B, H, N], fp32 (fp64 for fp64)
 };
 
-// query [B, N, H, D]; key, value [B, M, H, D]; views with a contiguous last dimension are read in place.
+// query [B, N, H, D]; key, value [B, M, H, D]; views with a contiguous last dimension are read in
+// place.
 SHERD_API AttentionOutput attention_forward(const Tensor& query, const Tensor& key,
                                             const Tensor& value, double scale);
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Softmax cross-entropy. Targets are class labels, smoothed as PyTorch does it, (1 - s) one_hot + s /
-// classes, or probabilities ("soft targets", as mixup makes them). Computed in fp32 (fp64 for fp64).
+// Softmax cross-entropy. Targets are class labels, smoothed as PyTorch does it, (1 - s) one_hot + s
+// / classes, or probabilities ("soft targets", as mixup makes them). Computed in fp32 (fp64 for
+// fp64).
 #pragma once
 
 #include <sherd/runtime/tensor.h>
@@ -8,8 +9,8 @@
 namespace sherd {
 
 struct CrossEntropyTarget {
-  Tensor labels = {};         // i64 [rows], or undefined
-  Tensor probabilities = {};  // [rows, classes] of fp32 (fp64 for fp64 logits), or undefined
+  Tensor labels = {};            // i64 [rows], or undefined
+  Tensor probabilities = {};     // [rows, classes] of fp32 (fp64 for fp64 logits), or undefined
   double label_smoothing = 0.0;  // for labels
 };
 

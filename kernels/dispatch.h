@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared by the dispatch files kernels/*.cpp: from a DType to a template argument, and common checks.
+// Shared by the dispatch files kernels/*.cpp: from a DType to a template argument, and common
+// checks.
 #pragma once
 
 #include <sherd/runtime/tensor.h>
@@ -8,7 +9,8 @@
 
 namespace sherd {
 
-// Calls body with a value of the element type: dispatch_floating(x.dtype(), [&](auto zero) { ... }).
+// Calls body with a value of the element type: dispatch_floating(x.dtype(), [&](auto zero) { ...
+// }).
 template <typename Body>
 void dispatch_floating(DType dtype, const char* operation, const Body& body) {
   switch (dtype) {

@@ -59,7 +59,8 @@ LayerNormGradients layer_norm_backward(const Tensor& grad_output, const Tensor& 
   const DType statistics = compute_dtype(x.dtype());
   LayerNormGradients grads;
   if (want_input) {
-    grads.input = accumulated.defined() ? accumulated : Tensor::empty(context, x.shape(), x.dtype());
+    grads.input =
+        accumulated.defined() ? accumulated : Tensor::empty(context, x.shape(), x.dtype());
     if (accumulated.defined()) accumulated.storage().mark_modified();
   }
   if (want_weight) {

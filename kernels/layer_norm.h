@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Layer normalisation over the last dimension (Ba, Kiros, Hinton, 2016), statistics in fp32 (fp64 for
-// fp64): y = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(var + eps), var without correction.
+// Layer normalisation over the last dimension (Ba, Kiros, Hinton, 2016), statistics in fp32 (fp64
+// for fp64): y = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(var + eps), var without
+// correction.
 #pragma once
 
 #include <sherd/runtime/tensor.h>

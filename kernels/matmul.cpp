@@ -34,7 +34,8 @@ Tensor multiply(const cpu::Product& product, const Tensor& a, const Tensor& b, c
   if (out.numel() == 0) return out;
   if (product.k == 0) {  // a sum of nothing
     if (!bias.defined()) fill(out, 0.0);
-    const Tensor sums = bias.defined() ? clone(bias.reshape({1, product.n}).expand(out.shape())) : out;
+    const Tensor sums =
+        bias.defined() ? clone(bias.reshape({1, product.n}).expand(out.shape())) : out;
     return product.activation == Activation::none ? sums
                                                   : activation_forward(sums, product.activation);
   }
@@ -82,9 +83,9 @@ Tensor linear_forward(const Tensor& input, const Tensor& weight, const Tensor& b
   SHERD_CHECK(weight.rank() == 2 && input.rank() >= 1 && input.dim(-1) == weight.dim(1),
               "linear: input {} does not fit weight {} (out, in)", input.describe(),
               weight.describe());
-  SHERD_CHECK(!bias.defined() ||
-                  (bias.shape() == Shape{weight.dim(0)} && bias.dtype() == weight.dtype()),
-              "linear: bias {} does not fit weight {}", bias.describe(), weight.describe());
+  SHERD_CHECK(
+      !bias.defined() || (bias.shape() == Shape{weight.dim(0)} && bias.dtype() == weight.dtype()),
+      "linear: bias {} does not fit weight {}", bias.describe(), weight.describe());
   const Tensor rows = as_matrix(input);
   cpu::Product product;
   product.m = rows.dim(0);

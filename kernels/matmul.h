@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Matrix products. fp32 and bf16 run in oneDNN where the build has it, else in Eigen; fp64 always in
-// Eigen; fp16 (and bf16 without oneDNN) computes in fp32 and rounds once.
+// Matrix products. fp32 and bf16 run in oneDNN where the build has it, else in Eigen; fp64 always
+// in Eigen; fp16 (and bf16 without oneDNN) computes in fp32 and rounds once.
 //
 // Note [Matrix products and threads]
-// Unlike every other kernel, a product may add in another order with another thread count, so results
-// are reproducible bit for bit at a given thread count, which is logged and stored with a run.
+// Unlike every other kernel, a product may add in another order with another thread count, so
+// results are reproducible bit for bit at a given thread count, which is logged and stored with a
+// run.
 #pragma once
 
 #include <sherd/kernels/activation.h>
@@ -16,8 +17,8 @@ namespace sherd {
 SHERD_API Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a = false,
                         bool transpose_b = false);
 
-// activation(input weightᵀ + bias): input [..., K], weight [N, K], bias [N] or undefined → [..., N].
-// Bias and activation are applied inside the product where the library can.
+// activation(input weightᵀ + bias): input [..., K], weight [N, K], bias [N] or undefined → [...,
+// N]. Bias and activation are applied inside the product where the library can.
 SHERD_API Tensor linear_forward(const Tensor& input, const Tensor& weight, const Tensor& bias,
                                 Activation activation = Activation::none);
 // grad_output [..., N], weight [N, K] → [..., K]
@@ -27,8 +28,8 @@ SHERD_API Tensor linear_backward_weight(const Tensor& grad_output, const Tensor&
 // grad_output [..., N] → [N], summed in fp32 over fixed blocks of rows
 SHERD_API Tensor linear_backward_bias(const Tensor& grad_output);
 
-// The best rate, in FLOP/s, of `repeats` square products of this size: what a training step's rate is
-// compared with.
+// The best rate, in FLOP/s, of `repeats` square products of this size: what a training step's rate
+// is compared with.
 SHERD_API double measure_matmul_rate(Context& context, DType dtype, std::int64_t size, int repeats);
 
 }  // namespace sherd

@@ -22,7 +22,7 @@ struct SgdStep {
   double grad_scale = 1.0;
 };
 // momentum_buffer starts as zeros; it is undefined when step.momentum is 0.
-SHERD_API void sgd_update(const Tensor& parameter, const Tensor& grad, const Tensor& momentum_buffer,
-                          const SgdStep& step);
+SHERD_API void sgd_update(const Tensor& parameter, const Tensor& grad,
+                          const Tensor& momentum_buffer, const SgdStep& step);
 
 }  // namespace sherd

@@ -41,8 +41,7 @@ void fill_truncated_normal(const Tensor& out, double mean, double std, double lo
   fill_random("fill_truncated_normal", out, [&](auto zero) {
     using T = decltype(zero);
     cpu::fill_truncated_normal<T>(out.context().threads(), out.numel(), out.data<T>(), stream,
-                                  static_cast<std::uint64_t>(first_index),
-                                  {mean, std, low, high});
+                                  static_cast<std::uint64_t>(first_index), {mean, std, low, high});
   });
 }
 

@@ -36,7 +36,8 @@ void add_sum_of_squares(const Tensor& x, ExactSum& total) {
     using T = decltype(zero);
     // The total does not depend on the cut, so each thread takes a part and the parts are merged.
     const std::int64_t n = from.numel();
-    const T* values = from.data<T>();  // before the threads: it throws where there is nothing to read
+    const T* values =
+        from.data<T>();  // before the threads: it throws where there is nothing to read
     const int parts = n < kParallelSum ? 1 : from.context().threads();
     std::vector<ExactSum> partial(static_cast<std::size_t>(parts));
     cpu::parallel_tasks(parts, parts, [&](std::int64_t part) {

@@ -41,10 +41,9 @@ Tensor patchify(const Tensor& images, const PatchSize& patch) {
   const cpu::PatchShape shape = patch_shape(images.shape(), patch);
   const Tensor x = contiguous(images);
   Context& context = x.context();
-  const std::int64_t columns =
-      shape.channels * patch.frames * patch.height * patch.width;
-  const std::int64_t count = shape.time / patch.frames * (shape.height / patch.height) *
-                             (shape.width / patch.width);
+  const std::int64_t columns = shape.channels * patch.frames * patch.height * patch.width;
+  const std::int64_t count =
+      shape.time / patch.frames * (shape.height / patch.height) * (shape.width / patch.width);
   const Tensor out = Tensor::empty(context, {shape.batch, count, columns}, x.dtype());
   if (context.is_meta() || out.numel() == 0) return out;
   cpu::patchify(context.threads(), shape, size_of(x.dtype()), x.raw_data(), out.raw_data());

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rearrangements of a Vision Transformer: images to patches, patches to tokens, tokens to a feature.
+// Rearrangements of a Vision Transformer: images to patches, patches to tokens, tokens to a
+// feature.
 #pragma once
 
 #include <sherd/runtime/tensor.h>
@@ -11,8 +12,8 @@ struct PatchSize {
   std::int64_t frames = 1, height = 1, width = 1;
 };
 
-// images [B, C, T, H, W] (or [B, C, H, W], T = 1) → patches [B, count, C*pt*ph*pw], whose columns have
-// the order of a convolution's flattened weight, so that patch embedding is a matrix product.
+// images [B, C, T, H, W] (or [B, C, H, W], T = 1) → patches [B, count, C*pt*ph*pw], whose columns
+// have the order of a convolution's flattened weight, so that patch embedding is a matrix product.
 SHERD_API Tensor patchify(const Tensor& images, const PatchSize& patch);
 // The inverse permutation, which is also the gradient.
 SHERD_API Tensor unpatchify(const Tensor& patches, const Shape& images, const PatchSize& patch);

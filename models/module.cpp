@@ -18,7 +18,8 @@ std::string join_path(const std::string& prefix, const std::string& name) {
 Module::~Module() = default;
 
 Variable Module::operator()(const Variable& input) {
-  const TraceScope trace(input.context().trace(), name_.empty() ? std::string_view("model") : name_, "forward");
+  const TraceScope trace(input.context().trace(), name_.empty() ? std::string_view("model") : name_,
+                         "forward");
   Variable value = run_hooks(pre_hooks_, input);
   value = forward(value);
   return run_hooks(post_hooks_, value);
@@ -99,8 +100,10 @@ std::vector<Parameter*> Module::parameters() const {
 
 std::vector<std::pair<std::string, Tensor>> Module::buffers() const {
   std::vector<std::pair<std::string, Tensor>> all;
-  const auto visit = [&](const Module& module, const std::string& prefix, const auto& self) -> void {
-    for (const auto& [name, tensor] : module.buffers_) all.emplace_back(join_path(prefix, name), tensor);
+  const auto visit = [&](const Module& module, const std::string& prefix,
+                         const auto& self) -> void {
+    for (const auto& [name, tensor] : module.buffers_)
+      all.emplace_back(join_path(prefix, name), tensor);
     for (const auto& [name, child] : module.children_) self(*child, join_path(prefix, name), self);
   };
   visit(*this, "", visit);

@@ -24,8 +24,8 @@ class SHERD_API Module {
   Module(const Module&) = delete;
   Module& operator=(const Module&) = delete;
 
-  // Runs the pre-forward hooks (each may replace the input), forward, and the post-forward hooks (each
-  // may replace the output).
+  // Runs the pre-forward hooks (each may replace the input), forward, and the post-forward hooks
+  // (each may replace the output).
   Variable operator()(const Variable& input);
 
   // Return a number by which the hook can be removed.
@@ -35,8 +35,8 @@ class SHERD_API Module {
 
   // The path in the model ("blocks.3.attn"), given by assign_names; empty for the root.
   const std::string& name() const { return name_; }
-  // Names every module and parameter below by its path; call it on the root. A name keys a parameter's
-  // initial values.
+  // Names every module and parameter below by its path; call it on the root. A name keys a
+  // parameter's initial values.
   void assign_names(const std::string& prefix = "");
 
   const std::vector<std::pair<std::string, std::shared_ptr<Module>>>& children() const {

@@ -20,34 +20,40 @@ constexpr Preset kPresets[] = {
     {"vit_huge_patch14_224", 14, 1280, 32, 16},
 };
 
-// Far beyond any model; keeps products of sizes away from overflow, and typing errors from filling the
-// memory with modules.
+// Far beyond any model; keeps products of sizes away from overflow, and typing errors from filling
+// the memory with modules.
 constexpr std::int64_t kLargest = 1 << 24, kDeepest = 10'000;
 
 }  // namespace
 
 void ViTSettings::validate() {
-  for (const auto& [what, value] :
-       {std::pair{"image height", image_height}, {"image width", image_width},
-        {"channels", channels}, {"patch", patch}, {"dim", dim}, {"depth", depth}, {"heads", heads},
-        {"classes", classes}}) {
-    SHERD_CHECK(value > 0 && value <= kLargest, "model: {} must be from 1 to {}, got {}", what, kLargest,
-                value);
+  for (const auto& [what, value] : {std::pair{"image height", image_height},
+                                    {"image width", image_width},
+                                    {"channels", channels},
+                                    {"patch", patch},
+                                    {"dim", dim},
+                                    {"depth", depth},
+                                    {"heads", heads},
+                                    {"classes", classes}}) {
+    SHERD_CHECK(value > 0 && value <= kLargest, "model: {} must be from 1 to {}, got {}", what,
+                kLargest, value);
   }
   SHERD_CHECK(depth <= kDeepest, "model: depth must be from 1 to {}, got {}", kDeepest, depth);
-  SHERD_CHECK(image_height % patch == 0 && image_width % patch == 0,
-              "model: the image of {} x {} is not divisible by the patch size {}; choose a patch that "
-              "divides both sides",
-              image_height, image_width, patch);
+  SHERD_CHECK(
+      image_height % patch == 0 && image_width % patch == 0,
+      "model: the image of {} x {} is not divisible by the patch size {}; choose a patch that "
+      "divides both sides",
+      image_height, image_width, patch);
   if (head_dim == 0) {
-    SHERD_CHECK(dim % heads == 0,
-                "model: dim {} is not divisible by {} heads; choose other heads or set the head dim",
-                dim, heads);
+    SHERD_CHECK(
+        dim % heads == 0,
+        "model: dim {} is not divisible by {} heads; choose other heads or set the head dim", dim,
+        heads);
     head_dim = dim / heads;
   }
   SHERD_CHECK(head_dim > 0 && head_dim <= kLargest && heads * head_dim <= kLargest,
-              "model: head dim must be positive and heads x head dim at most {}, got {} x {}", kLargest,
-              heads, head_dim);
+              "model: head dim must be positive and heads x head dim at most {}, got {} x {}",
+              kLargest, heads, head_dim);
   SHERD_CHECK(mlp_ratio > 0 && mlp_ratio * static_cast<double>(dim) <= kLargest && hidden() > 0,
               "model: an MLP ratio of {} makes no sensible number of hidden features from dim {}",
               mlp_ratio, dim);
@@ -102,8 +108,7 @@ VisionTransformer::VisionTransformer(ViTSettings settings) : settings_(settings)
   settings_.validate();
   const ViTSettings& s = settings_;
   if (s.class_token) {
-    class_token_ =
-        register_parameter("cls_token", {1, 1, s.dim}, Initializer::normal(1e-6), false);
+    class_token_ = register_parameter("cls_token", {1, 1, s.dim}, Initializer::normal(1e-6), false);
   }
   position_ = register_parameter("pos_embed", {1, s.tokens(), s.dim},
                                  Initializer::truncated_normal(0.02), false);
@@ -117,7 +122,8 @@ VisionTransformer::VisionTransformer(ViTSettings settings) : settings_(settings)
     blocks->append(std::to_string(i), std::make_shared<ViTBlock>(s, rate));
   }
   blocks_ = register_child("blocks", blocks);
-  norm_ = register_child(s.fc_norm ? "fc_norm" : "norm", std::make_shared<LayerNorm>(s.dim, s.layer_norm_eps));
+  norm_ = register_child(s.fc_norm ? "fc_norm" : "norm",
+                         std::make_shared<LayerNorm>(s.dim, s.layer_norm_eps));
   head_ = register_child("head", std::make_shared<Linear>(s.dim, s.classes, true));
   assign_names();
 }
@@ -143,7 +149,8 @@ Variable VisionTransformer::pool(const Variable& features) {
 }
 
 double VisionTransformer::training_flops_per_image() const {
-  const auto dim = static_cast<double>(settings_.dim), tokens = static_cast<double>(settings_.tokens());
+  const auto dim = static_cast<double>(settings_.dim),
+             tokens = static_cast<double>(settings_.tokens());
   const auto inner = static_cast<double>(settings_.heads * settings_.head_dim);
   const auto patches = static_cast<double>(settings_.patches());
   const double patch_columns =

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Vision Transformer for classification (Dosovitskiy et al., 2021), pre-norm, with timm's parameter
 // names, so that its weights and timm's are the same file.
-//   images [B, C, H, W] → patches → blocks of attention and MLP → norm → token or mean → head → [B, K]
+//   images [B, C, H, W] → patches → blocks of attention and MLP → norm → token or mean → head → [B,
+//   K]
 #pragma once
 
 #include <sherd/models/layers/attention.h>
@@ -32,7 +33,7 @@ struct ViTSettings {
   double layer_norm_eps = 1e-6;
   bool class_token = true;
   Pooling pooling = Pooling::class_token;  // mean: of the patch tokens, without the class token
-  bool fc_norm = false;  // with mean pooling: normalise after the mean (timm's key "fc_norm")
+  bool fc_norm = false;    // with mean pooling: normalise after the mean (timm's key "fc_norm")
   double drop = 0.0;       // after projections and inside the MLP
   double drop_path = 0.0;  // of the last block; grows linearly from 0 over the depth
 

@@ -24,7 +24,9 @@ void save_weights(const Module& model, const std::string& path,
   std::vector<SafetensorsItem> items;
   for (const Parameter* parameter : model.parameters()) {
     const Tensor& data = tensors.emplace_back(contiguous(parameter->data()));
-    items.push_back({parameter->name(), data.dtype(), data.shape(),
+    items.push_back({parameter->name(),
+                     data.dtype(),
+                     data.shape(),
                      {static_cast<const std::uint8_t*>(data.raw_data()),
                       static_cast<std::size_t>(data.numel()) * size_of(data.dtype())}});
   }
@@ -51,18 +53,21 @@ std::vector<std::string> load_weights(Module& model, Context& context, DType dty
   }
   for (const std::string& name : in_file) {
     if (known.contains(name)) continue;
-    SHERD_CHECK(is_known_leftover(name),
-                "{}: has a tensor '{}' that the model lacks; are the model's settings (depth, bias, "
-                "pooling) those of the file?",
-                path, name);
+    SHERD_CHECK(
+        is_known_leftover(name),
+        "{}: has a tensor '{}' that the model lacks; are the model's settings (depth, bias, "
+        "pooling) those of the file?",
+        path, name);
     leftover.push_back(name);
   }
   for (Parameter* parameter : model.parameters()) {
     const SafetensorsEntry& entry = *file.find(parameter->name());
-    const Tensor data = Tensor::empty(context, entry.shape, entry.dtype, MemoryCategory::parameters);
+    const Tensor data =
+        Tensor::empty(context, entry.shape, entry.dtype, MemoryCategory::parameters);
     const auto bytes = file.bytes(entry);
     data.copy_from_host(bytes.data(), bytes.size());
-    parameter->set_data(entry.dtype == dtype ? data : cast(data, dtype, MemoryCategory::parameters));
+    parameter->set_data(entry.dtype == dtype ? data
+                                             : cast(data, dtype, MemoryCategory::parameters));
   }
   return leftover;
 }

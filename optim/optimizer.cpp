@@ -119,15 +119,16 @@ void Optimizer::remember(std::span<const ParameterSpan> spans) {
 }
 
 void Optimizer::check(std::span<const ParameterSpan> spans) const {
-  SHERD_CHECK(spans.size() == prepared_.size(),
-              "optimizer: prepared for {} spans, stepped with {}; call prepare() with the same spans",
-              prepared_.size(), spans.size());
+  SHERD_CHECK(
+      spans.size() == prepared_.size(),
+      "optimizer: prepared for {} spans, stepped with {}; call prepare() with the same spans",
+      prepared_.size(), spans.size());
   for (std::size_t i = 0; i < spans.size(); ++i) {
     const auto& [name, shape] = prepared_[i];
     const bool grad_fits = !spans[i].grad.defined() || spans[i].grad.shape() == shape;
     SHERD_CHECK(spans[i].name == name && spans[i].value.shape() == shape && grad_fits,
-                "optimizer: span {} was prepared as {} {}, stepped with {} {} and gradient {}", i, name,
-                shape.to_string(), spans[i].name, spans[i].value.describe(),
+                "optimizer: span {} was prepared as {} {}, stepped with {} {} and gradient {}", i,
+                name, shape.to_string(), spans[i].name, spans[i].value.describe(),
                 spans[i].grad.describe());
   }
 }

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optimizers work on spans: flat pieces of parameters with their gradients. A whole model is one span
-// per parameter; a shard of it is one span per ShardSegment. Update rules are elementwise, so both give
-// an element the same bits.
+// Optimizers work on spans: flat pieces of parameters with their gradients. A whole model is one
+// span per parameter; a shard of it is one span per ShardSegment. Update rules are elementwise, so
+// both give an element the same bits.
 #pragma once
 
 #include <sherd/autograd/parameter.h>
@@ -16,8 +16,8 @@
 namespace sherd {
 
 struct ParameterSpan {
-  std::string name;     // of the parameter
-  Tensor value, grad;   // contiguous, same shape and type; grad undefined: no update, as in PyTorch
+  std::string name;    // of the parameter
+  Tensor value, grad;  // contiguous, same shape and type; grad undefined: no update, as in PyTorch
   bool weight_decay = true;
 };
 
@@ -28,8 +28,8 @@ class SHERD_API Optimizer {
  public:
   virtual ~Optimizer();
 
-  // Allocates the state for these spans and starts counting steps anew. step() must be called with the
-  // same spans (names and shapes) in the same order.
+  // Allocates the state for these spans and starts counting steps anew. step() must be called with
+  // the same spans (names and shapes) in the same order.
   virtual void prepare(std::span<const ParameterSpan> spans) = 0;
   // One update. Gradients are multiplied by grad_scale first (clipping and loss scaling).
   virtual void step(std::span<const ParameterSpan> spans, double lr, double grad_scale) = 0;

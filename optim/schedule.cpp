@@ -37,9 +37,9 @@ double LrSchedule::at(std::int64_t step) const {
   if (step < warmup_steps) {
     return base_lr * static_cast<double>(step + 1) / static_cast<double>(warmup_steps);
   }
-  const double t = std::min(1.0, static_cast<double>(step - warmup_steps) /
-                                     static_cast<double>(std::max<std::int64_t>(
-                                         1, total_steps - warmup_steps)));
+  const double t =
+      std::min(1.0, static_cast<double>(step - warmup_steps) /
+                        static_cast<double>(std::max<std::int64_t>(1, total_steps - warmup_steps)));
   switch (decay) {
     case Decay::constant: return base_lr;
     case Decay::linear: return base_lr + (min_lr - base_lr) * t;

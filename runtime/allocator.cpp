@@ -12,8 +12,8 @@ namespace sherd {
 namespace {
 
 // Requests up to kSmall share segments of kSmallSegment bytes, so that they do not nibble at the
-// large ones. A larger request gets a segment of its own size, which later requests may split as long
-// as what is left over is itself large.
+// large ones. A larger request gets a segment of its own size, which later requests may split as
+// long as what is left over is itself large.
 constexpr std::size_t kSmall = std::size_t{256} << 10;
 constexpr std::size_t kSmallSegment = std::size_t{1} << 20;
 

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// A caching allocator: memory is asked from the system in segments and handed out in pieces, which are
-// split and merged again; a training step asks for the same sizes over and over. Sizes are rounded the
-// same way on every device. Stream-ordered: a release counts at once in the ledger, while the bytes
-// are reused only after the events that were given with it. Not thread-safe: the host thread of a
-// context owns it.
+// A caching allocator: memory is asked from the system in segments and handed out in pieces, which
+// are split and merged again; a training step asks for the same sizes over and over. Sizes are
+// rounded the same way on every device. Stream-ordered: a release counts at once in the ledger,
+// while the bytes are reused only after the events that were given with it. Not thread-safe: the
+// host thread of a context owns it.
 #pragma once
 
 #include <sherd/runtime/device.h>
@@ -24,8 +24,8 @@ struct MemoryBlock {
 
 class SHERD_API Allocator {
  public:
-  static constexpr std::size_t kGranule = 512;     // bytes every size is rounded up to
-  static constexpr std::size_t kAlignment = 64;    // of every block's address
+  static constexpr std::size_t kGranule = 512;   // bytes every size is rounded up to
+  static constexpr std::size_t kAlignment = 64;  // of every block's address
 
   // limit: the most bytes this allocator may reserve, 0 for no limit.
   Allocator(Device device, std::size_t limit);
@@ -42,7 +42,7 @@ class SHERD_API Allocator {
 
   Ledger& ledger() { return ledger_; }
   const Ledger& ledger() const { return ledger_; }
-  std::size_t reserved_bytes() const { return reserved_; }       // live and cached
+  std::size_t reserved_bytes() const { return reserved_; }  // live and cached
   std::size_t peak_reserved_bytes() const { return peak_reserved_; }
 
  private:

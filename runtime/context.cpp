@@ -16,8 +16,8 @@ Context::Context(const ContextOptions& options) : options_(options) {
   if (options_.threads == 0) options_.threads = default_threads();
   allocator_ = std::make_shared<Allocator>(options.device, options.memory_limit);
   trace_ = std::make_unique<Trace>(options.rank);
-  compute_stream_ = std::make_unique<Stream>(
-      is_meta() ? Stream::Kind::meta : Stream::Kind::in_place, "compute");
+  compute_stream_ =
+      std::make_unique<Stream>(is_meta() ? Stream::Kind::meta : Stream::Kind::in_place, "compute");
 }
 
 Context::~Context() = default;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Context: everything that changes while a rank computes. One per rank; several live in one process
-// without knowing of each other (ranks as threads, or two models of an embedding program). There are
-// no mutable globals and no thread-locals elsewhere.
+// without knowing of each other (ranks as threads, or two models of an embedding program). There
+// are no mutable globals and no thread-locals elsewhere.
 //
 // A context is used by one host thread at a time, and outlives its tensors.
 #pragma once
@@ -28,8 +28,9 @@ struct ContextOptions {
   int rank = 0;                  // named in traces
 };
 
-// Which part of the training the random numbers of a forward pass belong to. Dropout is keyed by it,
-// so that it depends on the step and on a sample's place in the global batch, never on the rank.
+// Which part of the training the random numbers of a forward pass belong to. Dropout is keyed by
+// it, so that it depends on the step and on a sample's place in the global batch, never on the
+// rank.
 struct RandomPosition {
   std::uint64_t step = 0;
   std::int64_t first_sample = 0;  // place in the global batch of this forward pass's first sample
@@ -64,8 +65,8 @@ class SHERD_API Context {
   // The tape that operations record on; null where nothing is recorded. Set through TapeScope.
   Tape* tape() const { return tape_; }
   void set_tape(Tape* tape) { tape_ = tape; }
-  // Tapes are told apart by a number, so that a value of a dead tape is not mistaken for one of a new
-  // tape at the same address.
+  // Tapes are told apart by a number, so that a value of a dead tape is not mistaken for one of a
+  // new tape at the same address.
   std::uint64_t next_tape_id() { return ++last_tape_id_; }
 
   const RandomPosition& random_position() const { return random_position_; }
@@ -92,8 +93,8 @@ class SHERD_API Context {
   std::unordered_map<std::type_index, std::shared_ptr<void>> attachments_;
 };
 
-// OpenMP's setting of the calling thread, which starts as OMP_NUM_THREADS or else all processors this
-// process may use; without OpenMP the latter.
+// OpenMP's setting of the calling thread, which starts as OMP_NUM_THREADS or else all processors
+// this process may use; without OpenMP the latter.
 SHERD_API int default_threads();
 
 // The library thread pools (OpenMP's, which oneDNN and Eigen share) follow a setting of the calling

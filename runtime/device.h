@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Where a context computes.
 //   cpu   computes.
-//   meta  checks shapes and counts bytes and FLOPs, but allocates and computes nothing: the unchanged
+//   meta  checks shapes and counts bytes and FLOPs, but allocates and computes nothing: the
+//   unchanged
 //         training step runs on it to plan a model that fits on no machine at hand.
 #pragma once
 

@@ -35,12 +35,24 @@ std::string_view name_of(DType dtype) {
 
 DType dtype_from_name(std::string_view name) {
   static constexpr std::array<std::pair<std::string_view, DType>, 18> kNames{{
-      {"f64", DType::f64},   {"fp64", DType::f64},     {"float64", DType::f64},
-      {"f32", DType::f32},   {"fp32", DType::f32},     {"float32", DType::f32},
-      {"f16", DType::f16},   {"fp16", DType::f16},     {"float16", DType::f16},
-      {"bf16", DType::bf16}, {"bfloat16", DType::bf16}, {"i64", DType::i64},
-      {"int64", DType::i64}, {"i32", DType::i32},      {"int32", DType::i32},
-      {"u8", DType::u8},     {"uint8", DType::u8},     {"byte", DType::u8},
+      {"f64", DType::f64},
+      {"fp64", DType::f64},
+      {"float64", DType::f64},
+      {"f32", DType::f32},
+      {"fp32", DType::f32},
+      {"float32", DType::f32},
+      {"f16", DType::f16},
+      {"fp16", DType::f16},
+      {"float16", DType::f16},
+      {"bf16", DType::bf16},
+      {"bfloat16", DType::bf16},
+      {"i64", DType::i64},
+      {"int64", DType::i64},
+      {"i32", DType::i32},
+      {"int32", DType::i32},
+      {"u8", DType::u8},
+      {"uint8", DType::u8},
+      {"byte", DType::u8},
   }};
   for (const auto& [known, dtype] : kNames) {
     if (known == name) return dtype;
@@ -58,7 +70,7 @@ std::uint16_t f16::from_float(float value) {
   const auto word = std::bit_cast<std::uint32_t>(value);
   const auto sign = static_cast<std::uint16_t>((word >> 16) & 0x8000u);
   const std::uint32_t magnitude = word & 0x7fffffffu;
-  if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);  // NaN
+  if (magnitude > 0x7f800000u) return static_cast<std::uint16_t>(sign | 0x7e00u);   // NaN
   if (magnitude >= 0x477ff000u) return static_cast<std::uint16_t>(sign | 0x7c00u);  // rounds to inf
   if (magnitude < 0x38800000u) {  // subnormal in f16: unit in the last place is 2^-24
     const float shifted = std::bit_cast<float>(magnitude) + 0.5f;  // ulp of [0.5, 1) is 2^-24

@@ -14,8 +14,8 @@ namespace sherd {
 
 enum class DType : std::uint8_t { f64, f32, f16, bf16, i64, i32, u8 };
 
-SHERD_API std::size_t size_of(DType dtype);          // bytes of one element
-SHERD_API std::string_view name_of(DType dtype);     // "f32", "bf16", ...
+SHERD_API std::size_t size_of(DType dtype);              // bytes of one element
+SHERD_API std::string_view name_of(DType dtype);         // "f32", "bf16", ...
 SHERD_API DType dtype_from_name(std::string_view name);  // accepts "fp32"/"float32" too; throws
 SHERD_API bool is_floating(DType dtype);
 
@@ -51,18 +51,32 @@ struct f16 {
 template <typename T>
 struct dtype_of;
 template <>
-struct dtype_of<double> { static constexpr DType value = DType::f64; };
+struct dtype_of<double> {
+  static constexpr DType value = DType::f64;
+};
 template <>
-struct dtype_of<float> { static constexpr DType value = DType::f32; };
+struct dtype_of<float> {
+  static constexpr DType value = DType::f32;
+};
 template <>
-struct dtype_of<f16> { static constexpr DType value = DType::f16; };
+struct dtype_of<f16> {
+  static constexpr DType value = DType::f16;
+};
 template <>
-struct dtype_of<bf16> { static constexpr DType value = DType::bf16; };
+struct dtype_of<bf16> {
+  static constexpr DType value = DType::bf16;
+};
 template <>
-struct dtype_of<std::int64_t> { static constexpr DType value = DType::i64; };
+struct dtype_of<std::int64_t> {
+  static constexpr DType value = DType::i64;
+};
 template <>
-struct dtype_of<std::int32_t> { static constexpr DType value = DType::i32; };
+struct dtype_of<std::int32_t> {
+  static constexpr DType value = DType::i32;
+};
 template <>
-struct dtype_of<std::uint8_t> { static constexpr DType value = DType::u8; };
+struct dtype_of<std::uint8_t> {
+  static constexpr DType value = DType::u8;
+};
 
 }  // namespace sherd

@@ -14,8 +14,9 @@ void throw_error(const std::string& message) {
 
 void throw_internal_error(const char* file, int line, const char* condition,
                           const std::string& message) {
-  throw Error(fmt::format("internal error at {}:{} ({}): {}. This is a bug in Sherd, please report it",
-                          file, line, condition, message));
+  throw Error(
+      fmt::format("internal error at {}:{} ({}): {}. This is a bug in Sherd, please report it",
+                  file, line, condition, message));
 }
 
 }  // namespace detail

@@ -36,14 +36,14 @@ template <typename... Args>
 
 }  // namespace sherd
 
-#define SHERD_CHECK(condition, ...)              \
-  do {                                           \
+#define SHERD_CHECK(condition, ...)               \
+  do {                                            \
     if (!(condition)) ::sherd::fail(__VA_ARGS__); \
   } while (false)
 
-#define SHERD_INTERNAL_CHECK(condition, ...)                                    \
-  do {                                                                          \
-    if (!(condition))                                                           \
-      ::sherd::detail::throw_internal_error(__FILE__, __LINE__, #condition,     \
-                                            ::fmt::format(__VA_ARGS__));        \
+#define SHERD_INTERNAL_CHECK(condition, ...)                                \
+  do {                                                                      \
+    if (!(condition))                                                       \
+      ::sherd::detail::throw_internal_error(__FILE__, __LINE__, #condition, \
+                                            ::fmt::format(__VA_ARGS__));    \
   } while (false)

@@ -44,10 +44,10 @@ class SHERD_API RandomStream {
 
   // Word i is lane i % 4 of the block at counter {i / 4, step}.
   std::array<std::uint32_t, 4> block(std::uint64_t block_index) const {
-    return philox4x32({static_cast<std::uint32_t>(block_index),
-                       static_cast<std::uint32_t>(block_index >> 32),
-                       static_cast<std::uint32_t>(step_), static_cast<std::uint32_t>(step_ >> 32)},
-                      {static_cast<std::uint32_t>(key_), static_cast<std::uint32_t>(key_ >> 32)});
+    return philox4x32(
+        {static_cast<std::uint32_t>(block_index), static_cast<std::uint32_t>(block_index >> 32),
+         static_cast<std::uint32_t>(step_), static_cast<std::uint32_t>(step_ >> 32)},
+        {static_cast<std::uint32_t>(key_), static_cast<std::uint32_t>(key_ >> 32)});
   }
   std::uint32_t word(std::uint64_t index) const { return block(index / 4)[index % 4]; }
   double uniform(std::uint64_t index) const;  // in (0, 1), 52 bits; uses words 2i and 2i + 1

@@ -51,8 +51,10 @@ void Storage::set_category(MemoryCategory category) {
 }
 
 void* Storage::data() const {
-  SHERD_CHECK(!released_, "{}: its bytes are released (resharded); they can be read only while it is "
-              "unsharded", owner_.empty() ? "tensor" : owner_);
+  SHERD_CHECK(!released_,
+              "{}: its bytes are released (resharded); they can be read only while it is "
+              "unsharded",
+              owner_.empty() ? "tensor" : owner_);
   SHERD_CHECK(!context_->is_meta(), "a tensor on the meta device has no values to read or write");
   return block_.data;
 }

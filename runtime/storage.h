@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// Storage: the bytes behind tensors, with an identity apart from them. A sharded parameter's gathered
-// bytes can be released and brought back under the same storage without counting as a modification,
-// while a real in-place write does count (the version lets autograd notice an overwritten input).
+// Storage: the bytes behind tensors, with an identity apart from them. A sharded parameter's
+// gathered bytes can be released and brought back under the same storage without counting as a
+// modification, while a real in-place write does count (the version lets autograd notice an
+// overwritten input).
 #pragma once
 
 #include <sherd/runtime/allocator.h>

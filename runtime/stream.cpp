@@ -46,7 +46,7 @@ bool Event::wait_for(std::chrono::milliseconds time) const {
 
 struct Stream::Worker {
   struct Item {
-    std::function<void()> work;  // or
+    std::function<void()> work;           // or
     std::shared_ptr<Event::State> event;  // to signal, even after a failure: waiters must not hang
   };
 

@@ -6,7 +6,8 @@
 //   meta      runs nothing; every event is already done.
 //
 // Work handed to a stream captures raw pointers, never owning handles of tensors: memory is counted
-// and released by the host thread alone (Storage::record_use keeps the bytes from being reused early).
+// and released by the host thread alone (Storage::record_use keeps the bytes from being reused
+// early).
 #pragma once
 
 #include <sherd/runtime/api.h>
@@ -45,8 +46,8 @@ class SHERD_API Stream {
   void enqueue(std::function<void()> work);
   Event record();                 // done once everything enqueued so far has run
   void wait(const Event& event);  // work enqueued later starts after the event
-  // Blocks until all work has run. An exception thrown by work is rethrown here, once; work enqueued
-  // after it is dropped until then.
+  // Blocks until all work has run. An exception thrown by work is rethrown here, once; work
+  // enqueued after it is dropped until then.
   void synchronize();
 
  private:

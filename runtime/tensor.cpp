@@ -11,8 +11,8 @@ std::size_t byte_count(const Shape& shape, DType dtype) {
   std::size_t bytes = 0;
   const bool overflows =
       __builtin_mul_overflow(static_cast<std::size_t>(shape.numel()), size_of(dtype), &bytes);
-  SHERD_CHECK(!overflows, "a tensor of {} {} has more bytes than 64 bits can count",
-              name_of(dtype), shape.to_string());
+  SHERD_CHECK(!overflows, "a tensor of {} {} has more bytes than 64 bits can count", name_of(dtype),
+              shape.to_string());
   return bytes;
 }
 
@@ -95,7 +95,8 @@ Tensor Tensor::permute(std::span<const int> order) const {
     dims[to] = dim(from);
     strides[to++] = stride(from);
   }
-  return {storage_, Shape(std::span<const std::int64_t>(dims.data(), to)), strides, offset_, dtype_};
+  return {storage_, Shape(std::span<const std::int64_t>(dims.data(), to)), strides, offset_,
+          dtype_};
 }
 
 Tensor Tensor::slice(int dim, std::int64_t begin, std::int64_t end) const {

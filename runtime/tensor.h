@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensor: a shape, strides and an element type over a piece of a Storage. Copying a Tensor copies the
-// handle, not the elements. Views share the storage and its version. It knows nothing of gradients;
-// those are in autograd/ (Variable).
+// Tensor: a shape, strides and an element type over a piece of a Storage. Copying a Tensor copies
+// the handle, not the elements. Views share the storage and its version. It knows nothing of
+// gradients; those are in autograd/ (Variable).
 #pragma once
 
 #include <sherd/runtime/context.h>
@@ -51,8 +51,8 @@ class SHERD_API Tensor {
   Storage& storage() const;
   const std::shared_ptr<Storage>& shared_storage() const { return storage_; }
   bool is_contiguous() const;
-  // Whether writing in place can be seen by nobody else: contiguous, and the only handle of bytes that
-  // Sherd allocated.
+  // Whether writing in place can be seen by nobody else: contiguous, and the only handle of bytes
+  // that Sherd allocated.
   bool is_sole_owner() const;
 
   // Address of the first element; throws on meta, when released, and when T is not the dtype.

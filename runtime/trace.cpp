@@ -2,67 +2,16 @@
 #include <fmt/format.h>
 #include <sherd/runtime/error.h>
 #include <sherd/runtime/trace.h>
-#include <unistd.h>
 
-#include <cerrno>
 #include <cmath>
-#include <cstdio>
-#include <exception>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <system_error>
 #include <utility>
 
 namespace sherd {
 namespace {
 
 using Json = nlohmann::ordered_json;
-
-std::string system_message(int code) {
-  return std::generic_category().message(code);  // std::strerror is not thread-safe
-}
-
-// A file that appears under its name only when it is complete.
-class ReplacedFile {
- public:
-  explicit ReplacedFile(const std::filesystem::path& path) : path_(path.string()) {
-    // Mode x fails where the name is taken: by another writer, or one that was killed.
-    for (int attempt = 0; attempt < 100 && file_ == nullptr; ++attempt) {
-      temporary_ = fmt::format("{}.tmp-{}-{}", path_, ::getpid(), attempt);
-      file_ = std::fopen(temporary_.c_str(), "wxe");
-      if (file_ == nullptr && errno != EEXIST) break;
-    }
-    if (file_ == nullptr) {
-      const int code = errno;
-      fail("cannot write trace '{}': creating '{}': {}", path_, temporary_, system_message(code));
-    }
-  }
-  ~ReplacedFile() {
-    if (file_ != nullptr) std::fclose(file_);
-    if (!placed_) std::remove(temporary_.c_str());
-  }
-  ReplacedFile(const ReplacedFile&) = delete;
-  ReplacedFile& operator=(const ReplacedFile&) = delete;
-
-  void write(const std::string& text) {
-    if (std::fwrite(text.data(), 1, text.size(), file_) != text.size()) fail_with(errno);
-  }
-  void place() {
-    if (std::fclose(std::exchange(file_, nullptr)) != 0) fail_with(errno);
-    if (std::rename(temporary_.c_str(), path_.c_str()) != 0) fail_with(errno);
-    placed_ = true;
-  }
-
- private:
-  [[noreturn]] void fail_with(int code) const {
-    fail("cannot write trace '{}': {}", path_, system_message(code));
-  }
-
-  std::string path_;
-  std::string temporary_;
-  std::FILE* file_ = nullptr;
-  bool placed_ = false;
-};
 
 // Names may hold any bytes; what is not UTF-8 becomes U+FFFD, as JSON must be UTF-8.
 std::string dump(const Json& json) {
@@ -154,8 +103,8 @@ std::size_t Trace::dropped_events() const {
   return dropped_;
 }
 
-void Trace::write(const std::filesystem::path& path) const {
-  // A copy, so that other threads are not held up while the file is written.
+void Trace::write_json(const std::function<void(std::string_view)>& sink) const {
+  // A copy, so that other threads are not held up while the text is written.
   std::unique_lock lock(mutex_);
   const auto events = events_;
   const auto texts = texts_;
@@ -163,16 +112,15 @@ void Trace::write(const std::filesystem::path& path) const {
   const std::size_t dropped = dropped_;
   lock.unlock();
 
-  ReplacedFile file(path);
   const Json summary = {{"rank", rank_},
                         {"recorded_events", events.size()},
                         {"dropped_events", dropped},
                         {"max_events", max_events_}};
-  file.write("{\"displayTimeUnit\":\"ms\",\"otherData\":" + dump(summary) + ",\"traceEvents\":[\n");
-  file.write(dump(metadata("process_name", rank_, 0, {{"name", fmt::format("rank {}", rank_)}})));
+  sink("{\"displayTimeUnit\":\"ms\",\"otherData\":" + dump(summary) + ",\"traceEvents\":[\n");
+  sink(dump(metadata("process_name", rank_, 0, {{"name", fmt::format("rank {}", rank_)}})));
   for (std::size_t i = 0; i < tracks.size(); ++i) {
-    file.write(",\n" + dump(metadata("thread_name", rank_, i, {{"name", tracks[i]}})));
-    file.write(",\n" + dump(metadata("thread_sort_index", rank_, i, {{"sort_index", i}})));
+    sink(",\n" + dump(metadata("thread_name", rank_, i, {{"name", tracks[i]}})));
+    sink(",\n" + dump(metadata("thread_sort_index", rank_, i, {{"sort_index", i}})));
   }
   for (const Event& event : events) {
     Json json = {{"name", texts[event.name]}, {"ph", "X"},
@@ -190,10 +138,9 @@ void Trace::write(const std::filesystem::path& path) const {
         json["name"] = fmt::format("{} = {}", texts[event.name], event.value);
       }
     }
-    file.write(",\n" + dump(json));
+    sink(",\n" + dump(json));
   }
-  file.write("\n]}\n");
-  file.place();
+  sink("\n]}\n");
 }
 
 }  // namespace sherd

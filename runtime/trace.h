@@ -5,7 +5,7 @@
 //   trace.enable();
 //   const int gather = trace.track("gather stream");
 //   { TraceScope scope(trace, "unshard block 3", "sharding", gather); ... }
-//   trace.write("out/trace-rank0.json");
+//   write_trace(trace, "out/trace-rank0.json");   // runtime/io/trace_file.h
 //
 // The process id in the file is the rank, the thread id the track. Times are microseconds on the
 // steady clock since `origin`; ranks given one origin on one machine share a time line.
@@ -22,7 +22,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <deque>
-#include <filesystem>
+#include <functional>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -67,9 +67,9 @@ class SHERD_API Trace {
   std::size_t event_count() const;
   std::size_t dropped_events() const;
 
-  // Writes everything recorded so far, by way of a temporary file beside `path`, so that a reader
-  // never sees half a trace. Throws with the path and the system's reason. The events are kept.
-  void write(const std::filesystem::path& path) const;
+  // Hands everything recorded so far to `sink` as JSON, piece by piece. The events are kept.
+  // runtime/io/trace_file.h writes it to a file.
+  void write_json(const std::function<void(std::string_view)>& sink) const;
 
  private:
   friend class TraceScope;

@@ -18,7 +18,7 @@ template <typename T>  // y += x
 void add_inplace(int threads, std::int64_t n, const T* x, T* y);
 template <typename T>  // y += x, the sum kept in the arithmetic type (a gradient into its fp32
                        // shard)
-                       void accumulate(int threads, std::int64_t n, const T* x, acc_t<T>* y);
+void accumulate(int threads, std::int64_t n, const T* x, acc_t<T>* y);
 template <typename T>  // out = a * factor
 void scale(int threads, std::int64_t n, const T* a, acc_t<T> factor, T* out);
 template <typename T>  // out = a * b

@@ -23,26 +23,16 @@ using Copy = void (*)(std::int64_t, std::size_t, const char*, std::size_t, char*
 
 Copy copy_for(std::size_t bytes) {
   switch (bytes) {
-    case 4:
-      return copy_pieces<4>;
-    case 8:
-      return copy_pieces<8>;
-    case 14:
-      return copy_pieces<14>;
-    case 16:
-      return copy_pieces<16>;
-    case 28:
-      return copy_pieces<28>;
-    case 32:
-      return copy_pieces<32>;
-    case 56:
-      return copy_pieces<56>;
-    case 64:
-      return copy_pieces<64>;
-    case 128:
-      return copy_pieces<128>;
-    default:
-      return copy_pieces<0>;
+    case 4: return copy_pieces<4>;
+    case 8: return copy_pieces<8>;
+    case 14: return copy_pieces<14>;
+    case 16: return copy_pieces<16>;
+    case 28: return copy_pieces<28>;
+    case 32: return copy_pieces<32>;
+    case 56: return copy_pieces<56>;
+    case 64: return copy_pieces<64>;
+    case 128: return copy_pieces<128>;
+    default: return copy_pieces<0>;
   }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <sherd/kernels/cpu/gelu.h>
 #include <sherd/kernels/cpu/elementwise.h>
+#include <sherd/kernels/cpu/gelu.h>
 #include <sherd/kernels/cpu/product.h>
 
 #include <sherd/runtime/error.h>

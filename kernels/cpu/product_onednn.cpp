@@ -19,7 +19,8 @@ struct ProductHash {
     for (const std::int64_t part :
          {p.m, p.n, p.k,
           (p.transpose_a ? 1 : 0) + (p.transpose_b ? 2 : 0) + (p.bias ? 4 : 0) +
-              16 * static_cast<std::int64_t>(p.activation) + 256 * static_cast<std::int64_t>(p.dtype)}) {
+              16 * static_cast<std::int64_t>(p.activation) +
+              256 * static_cast<std::int64_t>(p.dtype)}) {
       hash = hash * 0x9E3779B97F4A7C15u + static_cast<std::size_t>(part) + (hash >> 29);
     }
     return hash;
@@ -148,7 +149,8 @@ class ProductCache {
   dnnl::engine engine_{dnnl::engine::kind::cpu, 0};
   dnnl::stream stream_{engine_};
   std::list<std::pair<Product, Compiled>> entries_;
-  std::unordered_map<Product, std::list<std::pair<Product, Compiled>>::iterator, ProductHash> index_;
+  std::unordered_map<Product, std::list<std::pair<Product, Compiled>>::iterator, ProductHash>
+      index_;
 };
 
 // oneDNN has no fp64, and its generated code addresses a few dozen rows by 32-bit displacements.

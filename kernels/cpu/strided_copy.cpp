@@ -115,14 +115,10 @@ void strided_copy(int threads, const StridedView& original, std::size_t element_
   const auto* const source = static_cast<const char*>(from);
   auto* const target = static_cast<char*>(to);
   switch (element_size) {
-    case 1:
-      return copy_view<std::uint8_t>(threads, view, source, target);
-    case 2:
-      return copy_view<std::uint16_t>(threads, view, source, target);
-    case 4:
-      return copy_view<std::uint32_t>(threads, view, source, target);
-    default:
-      return copy_view<std::uint64_t>(threads, view, source, target);
+    case 1: return copy_view<std::uint8_t>(threads, view, source, target);
+    case 2: return copy_view<std::uint16_t>(threads, view, source, target);
+    case 4: return copy_view<std::uint32_t>(threads, view, source, target);
+    default: return copy_view<std::uint64_t>(threads, view, source, target);
   }
 }
 

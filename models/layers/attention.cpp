@@ -9,7 +9,8 @@ namespace sherd {
 
 Attention::Attention(const AttentionSettings& settings) : settings_(settings) {
   const std::int64_t inner = settings.heads * settings.head_dim;
-  qkv_ = register_child("qkv", std::make_shared<Linear>(settings.dim, 3 * inner, settings.qkv_bias));
+  qkv_ =
+      register_child("qkv", std::make_shared<Linear>(settings.dim, 3 * inner, settings.qkv_bias));
   projection_ = register_child("proj", std::make_shared<Linear>(inner, settings.dim, true));
 }
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Multi-head self-attention: one qkv projection (rows of its weight: q, then k, then v, head by head),
-// scaled dot-product attention with scale head_dim^-0.5, and an output projection. [B, N, D] → [B, N, D]
+// Multi-head self-attention: one qkv projection (rows of its weight: q, then k, then v, head by
+// head), scaled dot-product attention with scale head_dim^-0.5, and an output projection. [B, N, D]
+// → [B, N, D]
 #pragma once
 
 #include <sherd/models/layers/linear.h>

@@ -35,13 +35,10 @@ std::string reason(int error, const std::string& path) {
     }
     case EACCES:
     case EPERM:
-    case EROFS:
-      return text + " (check the permissions of the file and its directory)";
+    case EROFS: return text + " (check the permissions of the file and its directory)";
     case ENOSPC:
-    case EDQUOT:
-      return text + " (free some space or choose another directory)";
-    default:
-      return text;
+    case EDQUOT: return text + " (free some space or choose another directory)";
+    default: return text;
   }
 }
 

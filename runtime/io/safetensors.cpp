@@ -197,10 +197,8 @@ class HeaderReader {
 
   [[noreturn]] void unexpected(const char* what) const {
     switch (state_) {
-      case State::outside:
-        fail_here("its header is {}, expected a JSON object", what);
-      case State::root:
-        fail_here("the value of {} is {}, expected an object", quote(key_), what);
+      case State::outside: fail_here("its header is {}, expected a JSON object", what);
+      case State::root: fail_here("the value of {} is {}, expected an object", quote(key_), what);
       case State::metadata:
         fail_here("the metadata value of {} is {}, expected a string", quote(key_), what);
       case State::tensor:

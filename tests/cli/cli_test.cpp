@@ -26,7 +26,8 @@ Output sherd_run(const std::string& arguments) {
   FILE* pipe = popen(command.c_str(), "r");
   REQUIRE(pipe != nullptr);
   char buffer[4096];
-  for (std::size_t n = 0; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;) output.text.append(buffer, n);
+  for (std::size_t n = 0; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;)
+    output.text.append(buffer, n);
   const int status = pclose(pipe);
   output.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
   return output;
@@ -61,7 +62,8 @@ const std::string kTiny = kTinyModel + "--images 64 ";
 struct IdxFolder : test::TempDirectory {
   void write(const std::vector<std::uint8_t>& labels = {0, 1, 2, 0}) const {
     for (const char* split : {"train", "t10k"}) {
-      test::Bytes images{0, 0, 8, 3, 0, 0, 0, 4, 0, 0, 0, 8, 0, 0, 0, 8}, all{0, 0, 8, 1, 0, 0, 0, 4};
+      test::Bytes images{0, 0, 8, 3, 0, 0, 0, 4, 0, 0, 0, 8, 0, 0, 0, 8},
+          all{0, 0, 8, 1, 0, 0, 0, 4};
       for (int i = 0; i < 4 * 64; ++i) images.push_back(static_cast<std::uint8_t>(i));
       all.insert(all.end(), labels.begin(), labels.end());
       test::put_file(images_path(split), images);
@@ -72,8 +74,10 @@ struct IdxFolder : test::TempDirectory {
     return path(split + "-images-idx3-ubyte");
   }
   std::string arguments() const {
-    return "train --dataset mnist --patch 4 --dim 16 --depth 1 --heads 2 --batch-size 4 --threads 1 "
-           "--epochs 1 --data-dir " + path() + " --out " + path("run") + " ";
+    return "train --dataset mnist --patch 4 --dim 16 --depth 1 --heads 2 --batch-size 4 --threads "
+           "1 "
+           "--epochs 1 --data-dir " +
+           path() + " --out " + path("run") + " ";
   }
 };
 
@@ -82,10 +86,12 @@ struct IdxFolder : test::TempDirectory {
 TEST_CASE("cli: help teaches, version tells") {
   const Output top = sherd_run("--help");
   CHECK(top.status == 0);
-  for (const char* word : {"train", "eval", "inspect", "bench", "sherd train run.toml"}) CHECK(contains(top, word));
+  for (const char* word : {"train", "eval", "inspect", "bench", "sherd train run.toml"})
+    CHECK(contains(top, word));
   const Output train = sherd_run("train --help");
   CHECK(train.status == 0);
-  for (const char* word : {"--batch-size", "--golden", "[model]", "--lr NUMBER", "[0.001]"}) CHECK(contains(train, word));
+  for (const char* word : {"--batch-size", "--golden", "[model]", "--lr NUMBER", "[0.001]"})
+    CHECK(contains(train, word));
   CHECK(contains(sherd_run("--version"), "sherd 0."));
   CHECK(sherd_run("").status == 2);
   CHECK(sherd_run("bench").status == 2);
@@ -96,9 +102,11 @@ TEST_CASE("cli: help teaches, version tells") {
 TEST_CASE("cli: train, eval, inspect and bench work together") {
   const test::TempDirectory folder;
   const std::string out = folder.path("run");
-  const Output train = sherd_run("train " + kTiny + "--epochs 6 --lr 3e-3 --out " + out + " --trace " + folder.path("trace.json"));
+  const Output train = sherd_run("train " + kTiny + "--epochs 6 --lr 3e-3 --out " + out +
+                                 " --trace " + folder.path("trace.json"));
   CHECK(train.status == 0);
-  for (const char* word : {"test accuracy", "images/s", "peak memory", "model.safetensors", "log.jsonl", "config.toml"}) {
+  for (const char* word : {"test accuracy", "images/s", "peak memory", "model.safetensors",
+                           "log.jsonl", "config.toml"}) {
     CHECK_MESSAGE(contains(train, word), train.text);
   }
   CHECK(std::filesystem::file_size(folder.path("trace.json")) > 1000);
@@ -107,14 +115,19 @@ TEST_CASE("cli: train, eval, inspect and bench work together") {
   // The same accuracy as the run printed.
   const auto at = train.text.find("test accuracy   ") + 16;
   CHECK(contains(eval, "top-1           " + train.text.substr(at, train.text.find('%', at) - at)));
-  CHECK(contains(sherd_run("inspect weights " + out + "/model.safetensors"), "blocks.0.attn.qkv.weight"));
+  CHECK(contains(sherd_run("inspect weights " + out + "/model.safetensors"),
+                 "blocks.0.attn.qkv.weight"));
   CHECK(contains(sherd_run("inspect model"), "vit_huge_patch14_224"));
-  CHECK(contains(sherd_run("inspect model vit_large_patch16_224 --classes 101"), "303,405,157 parameters"));
+  CHECK(contains(sherd_run("inspect model vit_large_patch16_224 --classes 101"),
+                 "303,405,157 parameters"));
   const Output bench = sherd_run("bench step " + kTinyModel + "--steps 2 --matrix 128");
   CHECK(bench.status == 0);
   CHECK(contains(bench, "limit"));
-  CHECK(contains(sherd_run("bench step " + kTinyModel + "--steps 2 --matrix 64 --json"), "\"images_per_second\":"));
-  CHECK(contains(sherd_run("bench step --preset vit_huge_patch14_224 --dataset synthetic --device meta"), "nothing was allocated"));
+  CHECK(contains(sherd_run("bench step " + kTinyModel + "--steps 2 --matrix 64 --json"),
+                 "\"images_per_second\":"));
+  CHECK(contains(
+      sherd_run("bench step --preset vit_huge_patch14_224 --dataset synthetic --device meta"),
+      "nothing was allocated"));
 }
 
 TEST_CASE("cli: golden runs pass and fail by their tolerance") {
@@ -150,7 +163,8 @@ TEST_CASE("cli: unknown words are errors with a suggestion") {
   refuses("train --momentum 0.5", {"--momentum: has no effect here"});
   const test::TempDirectory folder;
   test::put_file(folder.path("run.toml"), test::bytes_of("[optimizer]\nlearning-rate = 1\n"));
-  refuses("train " + folder.path("run.toml"), {"run.toml", "unknown key 'optimizer.learning-rate'"});
+  refuses("train " + folder.path("run.toml"),
+          {"run.toml", "unknown key 'optimizer.learning-rate'"});
   refuses("train " + folder.path("none.toml"), {"none.toml"});
 }
 
@@ -195,7 +209,8 @@ TEST_CASE("cli: bad weights") {
   const test::TempDirectory folder;
   const std::string weights = folder.path("w.safetensors");
   test::put_file(weights, test::bytes_of("short"));
-  refuses("train " + kTiny + "--out " + folder.path("run") + " --weights " + weights, {"w.safetensors"});
+  refuses("train " + kTiny + "--out " + folder.path("run") + " --weights " + weights,
+          {"w.safetensors"});
   refuses("inspect weights " + weights, {"w.safetensors"});
   refuses("inspect weights " + folder.path("none"), {"none"});
   refuses("eval " + folder.path("none"), {"not the folder of a run"});
@@ -225,15 +240,19 @@ TEST_CASE("cli: a signal ends the run with its weights saved") {
 
 TEST_CASE("cli: output that cannot be written is an error; a reader that leaves costs no weights") {
   const test::TempDirectory folder;
-  const auto status_of = [](const std::string& command) { return WEXITSTATUS(std::system(command.c_str())); };
+  const auto status_of = [](const std::string& command) {
+    return WEXITSTATUS(std::system(command.c_str()));
+  };
   CHECK(status_of(std::string(SHERD_PROGRAM) + " inspect model >/dev/full 2>/dev/null") == 1);
-  status_of(std::string(SHERD_PROGRAM) + " train " + kTiny + "--epochs 30 --out " + folder.path("run") + " 2>/dev/null | head -n 1 >/dev/null");
+  status_of(std::string(SHERD_PROGRAM) + " train " + kTiny + "--epochs 30 --out " +
+            folder.path("run") + " 2>/dev/null | head -n 1 >/dev/null");
   CHECK(std::filesystem::exists(folder.path("run/model.safetensors")));
 }
 
 TEST_CASE("cli: a loss that is not finite names step and layer") {
   const test::TempDirectory folder;
-  refuses("train " + kTiny + "--lr 1e30 --clip-grad-norm 0 --warmup-steps 0 --out " + folder.path("run"),
+  refuses("train " + kTiny + "--lr 1e30 --clip-grad-norm 0 --warmup-steps 0 --out " +
+              folder.path("run"),
           {"step ", "is not finite", "first seen in ", "lower learning rate"});
   CHECK_FALSE(std::filesystem::exists(folder.path("run/model.safetensors")));
 }

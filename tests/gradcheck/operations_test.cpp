@@ -32,7 +32,8 @@ Tensor strided(const Tensor& x) {
   std::vector<int> order;
   for (int i = x.rank() - 1; i >= 0; --i) order.push_back(i);
   dims.back() += 1;
-  const Tensor wide = Tensor::zeros(x.context(), Shape(std::span<const std::int64_t>(dims)), x.dtype());
+  const Tensor wide =
+      Tensor::zeros(x.context(), Shape(std::span<const std::int64_t>(dims)), x.dtype());
   const Tensor view = wide.slice(x.rank() - 1, 0, dims.back() - 1).permute(order);
   const std::vector<double> values = x.to_vector<double>();
   for (std::int64_t i = 0; i < x.numel(); ++i) {
@@ -66,11 +67,12 @@ CrossEntropyTarget some_probabilities(Context& context, std::int64_t rows, std::
 
 Case attention_case(std::int64_t batch, std::int64_t n, std::int64_t m, std::int64_t heads,
                     std::int64_t dim) {
-  return {"attention n=" + std::to_string(n) + " m=" + std::to_string(m) + " d=" + std::to_string(dim),
-          {{batch, n, heads, dim}, {batch, m, heads, dim}, {batch, m, heads, dim}},
-          [dim](auto in) {
-            return attention(in[0], in[1], in[2], 1.0 / std::sqrt(static_cast<double>(dim)));
-          }};
+  return {
+      "attention n=" + std::to_string(n) + " m=" + std::to_string(m) + " d=" + std::to_string(dim),
+      {{batch, n, heads, dim}, {batch, m, heads, dim}, {batch, m, heads, dim}},
+      [dim](auto in) {
+        return attention(in[0], in[1], in[2], 1.0 / std::sqrt(static_cast<double>(dim)));
+      }};
 }
 
 Case packed_case(std::int64_t batch, std::int64_t n, std::int64_t heads, std::int64_t dim) {
@@ -87,22 +89,34 @@ std::vector<Case> cases(Context& context) {
       {"add of itself", {{5}}, [](auto in) { return add(in[0], in[0]); }},
       {"scale", {{7, 3}}, [](auto in) { return scale(in[0], -1.7); }},
       {"cast", {{4, 5}}, [](auto in) { return cast(in[0], DType::f64); }},
-      {"reshape", {{2, 3, 4}}, [](auto in) { return reshape(in[0], {6, 4}); }},
-      {"permute", {{2, 3, 4}}, [](auto in) { return permute(in[0], {2, 0, 1}); }},
+      {"reshape",
+       {{2, 3, 4}},
+       [](auto in) {
+         return reshape(in[0], {6, 4});
+       }},
+      {"permute",
+       {{2, 3, 4}},
+       [](auto in) {
+         return permute(in[0], {2, 0, 1});
+       }},
       {"sum", {{3, 5, 2}}, [](auto in) { return sum(in[0]); }},
       {"matmul", {{5, 7}, {7, 3}}, [](auto in) { return matmul(in[0], in[1]); }},
       {"linear", {{2, 5, 7}, {3, 7}, {3}}, [](auto in) { return linear(in[0], in[1], in[2]); }},
       {"linear without bias", {{4, 7}, {3, 7}}, [](auto in) { return linear(in[0], in[1], {}); }},
-      {"linear with gelu", {{3, 5}, {4, 5}, {4}},
+      {"linear with gelu",
+       {{3, 5}, {4, 5}, {4}},
        [](auto in) { return linear_activation(in[0], in[1], in[2], Activation::gelu_erf); }},
       {"relu", {{3, 17}}, [](auto in) { return activate(in[0], Activation::relu); }},
       {"gelu", {{3, 17}}, [](auto in) { return activate(in[0], Activation::gelu_erf); }},
       {"gelu_tanh", {{3, 17}}, [](auto in) { return activate(in[0], Activation::gelu_tanh); }},
-      {"layer_norm", {{2, 3, 19}, {19}, {19}},
+      {"layer_norm",
+       {{2, 3, 19}, {19}, {19}},
        [](auto in) { return layer_norm(in[0], in[1], in[2], 1e-6); }},
-      {"layer_norm, 150 rows", {{150, 5}, {5}, {5}},
+      {"layer_norm, 150 rows",
+       {{150, 5}, {5}, {5}},
        [](auto in) { return layer_norm(in[0], in[1], in[2], 1e-5); }},
-      {"layer_norm beside a residual", {{4, 9}, {9}, {9}},
+      {"layer_norm beside a residual",
+       {{4, 9}, {9}, {9}},
        [](auto in) { return add(in[0], layer_norm(in[0], in[1], in[2], 1e-6)); }},
       attention_case(1, 1, 1, 1, 1),
       attention_case(2, 5, 3, 2, 4),
@@ -113,22 +127,36 @@ std::vector<Case> cases(Context& context) {
       packed_case(2, 1, 3, 4),
       packed_case(2, 17, 2, 5),
       packed_case(1, 50, 2, 64),
-      {"cross_entropy", {{6, 5}},
+      {"cross_entropy",
+       {{6, 5}},
        [&](auto in) { return cross_entropy(in[0], some_labels(context, 6, 5, 0.0)); }},
-      {"cross_entropy, smoothed", {{6, 10}},
+      {"cross_entropy, smoothed",
+       {{6, 10}},
        [&](auto in) { return cross_entropy(in[0], some_labels(context, 6, 10, 0.1), 8); }},
-      {"cross_entropy, soft targets", {{4, 7}},
+      {"cross_entropy, soft targets",
+       {{4, 7}},
        [&](auto in) { return cross_entropy(in[0], some_probabilities(context, 4, 7)); }},
-      {"patchify", {{2, 3, 8, 4}}, [](auto in) { return patchify(in[0], {1, 4, 2}); }},
-      {"patchify 3-D", {{2, 3, 4, 4, 6}}, [](auto in) { return patchify(in[0], {2, 2, 3}); }},
-      {"assemble_tokens", {{2, 4, 5}, {1, 1, 5}, {1, 5, 5}},
+      {"patchify",
+       {{2, 3, 8, 4}},
+       [](auto in) {
+         return patchify(in[0], {1, 4, 2});
+       }},
+      {"patchify 3-D",
+       {{2, 3, 4, 4, 6}},
+       [](auto in) {
+         return patchify(in[0], {2, 2, 3});
+       }},
+      {"assemble_tokens",
+       {{2, 4, 5}, {1, 1, 5}, {1, 5, 5}},
        [](auto in) { return assemble_tokens(in[0], in[1], in[2]); }},
-      {"assemble_tokens without class token", {{2, 4, 5}, {1, 4, 5}},
+      {"assemble_tokens without class token",
+       {{2, 4, 5}, {1, 4, 5}},
        [](auto in) { return assemble_tokens(in[0], {}, in[1]); }},
       {"select_token", {{2, 4, 5}}, [](auto in) { return select_token(in[0], 2); }},
       {"mean_tokens", {{2, 4, 5}}, [](auto in) { return mean_tokens(in[0], 1); }},
       {"dropout", {{4, 33}}, [](auto in) { return dropout(in[0], 0.3, "layer"); }},
-      {"drop_path", {{9, 3, 5}, {9, 3, 5}},
+      {"drop_path",
+       {{9, 3, 5}, {9, 3, 5}},
        [](auto in) { return add_drop_path(in[0], in[1], 0.4, "layer"); }},
   };
 }
@@ -212,7 +240,8 @@ TEST_SUITE("gradcheck") {
     Context context;
     const Tensor x = random_tensor(context, {3}, "x");
     const auto wrong = [](std::span<const Variable> in) {
-      return record({in[0]}, scale(in[0].tensor(), 2.0), [] { return std::make_unique<WrongNode>(); });
+      return record({in[0]}, scale(in[0].tensor(), 2.0),
+                    [] { return std::make_unique<WrongNode>(); });
     };
     CHECK_THROWS_WITH_AS(gradcheck("wrong", wrong, std::vector<Tensor>{x}),
                          doctest::Contains("central differences give"), Error);

@@ -16,7 +16,8 @@ namespace {
 
 namespace fs = std::filesystem;
 
-// A box of the picture and the boxes it may include besides itself; boxes below those come with them.
+// A box of the picture and the boxes it may include besides itself; boxes below those come with
+// them.
 const std::map<std::string, std::set<std::string>>& direct() {
   static const std::map<std::string, std::set<std::string>> table{
       {"runtime", {}},
@@ -143,7 +144,8 @@ TEST_CASE("layers: every public header is installed") {
     const std::string text((std::istreambuf_iterator<char>(stream)), {});
     for (const auto& entry : fs::recursive_directory_iterator(root / top)) {
       const std::string path = fs::relative(entry.path(), root / top).string();
-      if (entry.path().extension() != ".h" || path.starts_with("cpu/") || path == "dispatch.h") continue;
+      if (entry.path().extension() != ".h" || path.starts_with("cpu/") || path == "dispatch.h")
+        continue;
       CHECK_MESSAGE(text.find("'" + path + "'") != std::string::npos, top, "/", path);
     }
   }

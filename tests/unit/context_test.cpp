@@ -77,9 +77,11 @@ TEST_CASE("allocator: random requests never overlap, and all memory comes back")
       REQUIRE(intact);
       live.erase(live.begin() + static_cast<std::ptrdiff_t>(victim));
     } else {
-      const std::int64_t bytes = 1 + static_cast<std::int64_t>(random.below(4 * i + 2, i % 9 == 0 ? 900000 : 9000));
+      const std::int64_t bytes =
+          1 + static_cast<std::int64_t>(random.below(4 * i + 2, i % 9 == 0 ? 900000 : 9000));
       live.push_back(Tensor::empty(context, {bytes}, DType::u8));
-      std::memset(live.back().raw_data(), static_cast<int>(i % 251), static_cast<std::size_t>(bytes));
+      std::memset(live.back().raw_data(), static_cast<int>(i % 251),
+                  static_cast<std::size_t>(bytes));
     }
   }
   live.clear();
@@ -142,8 +144,8 @@ TEST_CASE("tensor: views and their errors") {
   CHECK(x.slice(1, 1, 3).select(2, 2).data<float>()[0] == 6.0f);
   const Tensor swapped = contiguous(x.permute({2, 0, 1}));
   CHECK(swapped.to_vector<float>()[1] == 4.0f);  // element (0, 0, 1) is x(0, 1, 0)
-  CHECK(contiguous(x.select(0, 0).select(0, 0).reshape({1, 4}).expand({3, 4})).to_vector<float>()[9] ==
-        1.0f);
+  CHECK(contiguous(x.select(0, 0).select(0, 0).reshape({1, 4}).expand({3, 4}))
+            .to_vector<float>()[9] == 1.0f);
   CHECK_THROWS_WITH_AS(x.reshape({5, 5}), doctest::Contains("[2, 3, 4] to [5, 5]"), Error);
   CHECK_THROWS_AS(x.permute({0, 0, 1}), Error);
   CHECK_THROWS_AS(x.permute({2, 0, 1}).reshape({24}), Error);
@@ -153,8 +155,10 @@ TEST_CASE("tensor: views and their errors") {
   CHECK_THROWS_AS(x.select(3, 0), Error);
   CHECK_THROWS_WITH_AS(Tensor::empty(context, {std::int64_t{1} << 62}, DType::f64),
                        doctest::Contains("more bytes than 64 bits"), Error);
-  CHECK_THROWS_AS(Tensor::empty(context, {std::int64_t{1} << 40, std::int64_t{1} << 40}, DType::u8), Error);
-  CHECK(Tensor::empty(context, {0, std::int64_t{1} << 40, std::int64_t{1} << 40}, DType::f64).numel() == 0);
+  CHECK_THROWS_AS(Tensor::empty(context, {std::int64_t{1} << 40, std::int64_t{1} << 40}, DType::u8),
+                  Error);
+  CHECK(Tensor::empty(context, {0, std::int64_t{1} << 40, std::int64_t{1} << 40}, DType::f64)
+            .numel() == 0);
   CHECK_THROWS_WITH_AS(x.data<double>(), doctest::Contains("f32 read as f64"), Error);
   CHECK_THROWS_AS(Tensor().shape().dim(0), Error);
   CHECK_THROWS_WITH_AS(Tensor().storage(), doctest::Contains("undefined"), Error);
@@ -169,7 +173,8 @@ TEST_CASE("meta: shapes and bytes are real, values are not") {
 }
 
 TEST_CASE("several contexts in one process do not know of each other") {
-  Context a({.threads = 1, .seed = 1}), b({.threads = 2, .seed = 2}), plan({.device = Device::meta});
+  Context a({.threads = 1, .seed = 1}), b({.threads = 2, .seed = 2}),
+      plan({.device = Device::meta});
   const Tensor x = full(a, {64, 64}, DType::f32, 1.0), y = full(b, {64, 64}, DType::f32, 2.0);
   const Tensor z = full(plan, {64, 64}, DType::f32, 3.0);
   std::vector<float> from_thread;
@@ -271,8 +276,8 @@ TEST_CASE("allocator: released bytes are reused only after their events") {
 }
 
 TEST_CASE("low-precision types round to nearest-even") {
-  CHECK(static_cast<float>(bf16(1.00390625f)) == 1.0f);         // half way, to even
-  CHECK(static_cast<float>(bf16(1.01171875f)) == 1.015625f);    // half way, to even above
+  CHECK(static_cast<float>(bf16(1.00390625f)) == 1.0f);       // half way, to even
+  CHECK(static_cast<float>(bf16(1.01171875f)) == 1.015625f);  // half way, to even above
   CHECK(static_cast<float>(f16(1.00048828125f)) == 1.0f);
   CHECK(static_cast<float>(f16(65519.0f)) == 65504.0f);
   CHECK(std::isinf(static_cast<float>(f16(65520.0f))));

@@ -103,18 +103,10 @@ TEST_CASE("a flat layout covers every element once, whatever the sizes and the w
     for (std::uint64_t i = 0; i < count; ++i) {
       std::int64_t numel = 0;
       switch (random.below(draw++, 4)) {
-        case 0:
-          numel = 0;
-          break;
-        case 1:
-          numel = 1;
-          break;
-        case 2:
-          numel = static_cast<std::int64_t>(random.below(draw++, 40));
-          break;
-        default:
-          numel = static_cast<std::int64_t>(random.below(draw++, 700));
-          break;
+        case 0: numel = 0; break;
+        case 1: numel = 1; break;
+        case 2: numel = static_cast<std::int64_t>(random.below(draw++, 40)); break;
+        default: numel = static_cast<std::int64_t>(random.below(draw++, 700)); break;
       }
       parameters.push_back({fmt::format("p{}", i), numel});
     }

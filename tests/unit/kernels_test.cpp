@@ -19,7 +19,8 @@ using namespace sherd;
 
 namespace {
 
-Tensor random_matrix(Context& context, std::int64_t rows, std::int64_t cols, const std::string& name) {
+Tensor random_matrix(Context& context, std::int64_t rows, std::int64_t cols,
+                     const std::string& name) {
   const Tensor x = Tensor::empty(context, {rows, cols}, DType::f64);
   fill_normal(x, 0.0, 1.0, RandomStream(11, "test", name));
   return x;
@@ -47,7 +48,8 @@ double worst(const Tensor& result, const std::vector<double>& expected) {
   const auto values = cast(result, DType::f64).to_vector<double>();
   REQUIRE(values.size() == expected.size());
   double error = 0.0;
-  for (std::size_t i = 0; i < values.size(); ++i) error = std::max(error, std::abs(values[i] - expected[i]));
+  for (std::size_t i = 0; i < values.size(); ++i)
+    error = std::max(error, std::abs(values[i] - expected[i]));
   return error;
 }
 
@@ -60,7 +62,8 @@ TEST_CASE("matmul: every type and orientation against plain loops") {
   for (const auto& type : types) {
     const DType dtype = type.first;
     const double tolerance = type.second;
-    for (const auto& [m, n, k] : {std::array<std::int64_t, 3>{1, 1, 1}, {5, 7, 3}, {33, 65, 17}, {128, 10, 64}}) {
+    for (const auto& [m, n, k] :
+         {std::array<std::int64_t, 3>{1, 1, 1}, {5, 7, 3}, {33, 65, 17}, {128, 10, 64}}) {
       for (const bool ta : {false, true}) {
         for (const bool tb : {false, true}) {
           CAPTURE(name_of(dtype));
@@ -87,7 +90,8 @@ TEST_CASE("linear: bias and activation inside the product equal those after it")
     const double tolerance = dtype == DType::f64 ? 1e-12 : dtype == DType::f32 ? 1e-5 : 0.13;
     for (const Activation f : {Activation::relu, Activation::gelu_erf, Activation::gelu_tanh}) {
       const Tensor fused = linear_forward(x, w, bias, f);
-      CHECK(worst(fused, cast(activation_forward(plain, f), DType::f64).to_vector<double>()) < tolerance);
+      CHECK(worst(fused, cast(activation_forward(plain, f), DType::f64).to_vector<double>()) <
+            tolerance);
     }
     const Tensor none = linear_forward(x, w, {});
     CHECK(worst(add(none, contiguous(bias.reshape({1, 13}).expand({19, 13}))),
@@ -95,16 +99,20 @@ TEST_CASE("linear: bias and activation inside the product equal those after it")
   }
 }
 
-TEST_CASE("linear: the bias is read by its strides and must be of the weight's type; sums of nothing") {
+TEST_CASE(
+    "linear: the bias is read by its strides and must be of the weight's type; sums of nothing") {
   Context context;
-  const Tensor x = full(context, {2, 3}, DType::f32, 1.0), w = full(context, {2, 3}, DType::f32, 1.0);
+  const Tensor x = full(context, {2, 3}, DType::f32, 1.0),
+               w = full(context, {2, 3}, DType::f32, 1.0);
   const std::vector<float> values{1, 2, 3, 4};
   const Tensor wide = Tensor::from_host<float>(context, {2, 2}, values);
-  CHECK(linear_forward(x, w, wide.select(1, 0)).to_vector<float>() == std::vector<float>{4, 6, 4, 6});
+  CHECK(linear_forward(x, w, wide.select(1, 0)).to_vector<float>() ==
+        std::vector<float>{4, 6, 4, 6});
   CHECK_THROWS_WITH_AS(linear_forward(x, w, full(context, {2}, DType::f64, 1.0)),
                        doctest::Contains("bias f64 [2] does not fit"), Error);
   const Tensor empty = Tensor::empty(context, {2, 0}, DType::f32);
-  CHECK(linear_forward(empty, empty, wide.select(0, 1)).to_vector<float>() == std::vector<float>{3, 4, 3, 4});
+  CHECK(linear_forward(empty, empty, wide.select(0, 1)).to_vector<float>() ==
+        std::vector<float>{3, 4, 3, 4});
 }
 
 TEST_CASE("cross_entropy: strided targets are read by their strides") {
@@ -112,7 +120,8 @@ TEST_CASE("cross_entropy: strided targets are read by their strides") {
   const std::vector<float> logits{5, 0, 0, 5};
   const std::vector<std::int64_t> labels{0, 1, 1, 0};
   const Tensor x = Tensor::from_host<float>(context, {2, 2}, logits);
-  const Tensor column = Tensor::from_host<std::int64_t>(context, {2, 2}, labels).select(1, 0);  // 0, 1
+  const Tensor column =
+      Tensor::from_host<std::int64_t>(context, {2, 2}, labels).select(1, 0);  // 0, 1
   const auto loss = cross_entropy_forward(x, {column, {}, 0.0}).row_loss.to_vector<float>();
   CHECK(loss[0] == loss[1]);
   CHECK(count_correct(x, column) == 2);
@@ -121,15 +130,21 @@ TEST_CASE("cross_entropy: strided targets are read by their strides") {
 TEST_CASE("meta refuses what the CPU refuses") {
   for (const Device device : {Device::cpu, Device::meta}) {
     Context context({.device = device});
-    const auto make = [&](const Shape& shape, DType dtype) { return Tensor::empty(context, shape, dtype); };
-    const Tensor x = make({4, 6}, DType::f32), row = make({4}, DType::f32), wrong = make({4}, DType::f64);
+    const auto make = [&](const Shape& shape, DType dtype) {
+      return Tensor::empty(context, shape, dtype);
+    };
+    const Tensor x = make({4, 6}, DType::f32), row = make({4}, DType::f32),
+                 wrong = make({4}, DType::f64);
     const Tensor w = make({6}, DType::f32);
     CHECK_THROWS_AS(layer_norm_backward(x, x, wrong, row, w, true, true), Error);
     CHECK_THROWS_AS(layer_norm_backward(x, x, row, row, make({6}, DType::f64), true, true), Error);
-    CHECK_THROWS_AS(assemble_tokens(make({1, 2, 3}, DType::f32), {}, make({1, 2, 3}, DType::f64)), Error);
-    CHECK_THROWS_AS(assemble_tokens(make({1, 2, 3}, DType::f32), {}, make({2, 3}, DType::f32)), Error);
+    CHECK_THROWS_AS(assemble_tokens(make({1, 2, 3}, DType::f32), {}, make({1, 2, 3}, DType::f64)),
+                    Error);
+    CHECK_THROWS_AS(assemble_tokens(make({1, 2, 3}, DType::f32), {}, make({2, 3}, DType::f32)),
+                    Error);
     const Tensor labels = Tensor::zeros(context, {4}, DType::i64);
-    CHECK_THROWS_AS(cross_entropy_backward(make({1}, DType::f32), x, {labels, {}, 0.0}, wrong, 1.0), Error);
+    CHECK_THROWS_AS(cross_entropy_backward(make({1}, DType::f32), x, {labels, {}, 0.0}, wrong, 1.0),
+                    Error);
     CHECK_THROWS_AS(add_scaled_rows(x, x, wrong), Error);
     const Tensor half = make({4}, DType::bf16);
     CHECK_THROWS_WITH_AS(adamw_update(half, half, half, half, {1e-3, 0.9, 0.99, 1e-8, 0.0, 1, 1.0}),
@@ -142,12 +157,14 @@ TEST_CASE("in-place updates count as modifications") {
   const auto make = [&] { return full(context, {4}, DType::f32, 1.0); };
   const Tensor p = make(), g = make(), m = make(), v = make();
   const auto versions = [&] {
-    return std::array{p.storage().version(), g.storage().version(), m.storage().version(), v.storage().version()};
+    return std::array{p.storage().version(), g.storage().version(), m.storage().version(),
+                      v.storage().version()};
   };
   const auto before = versions();
   adamw_update(p, g, m, v, {1e-3, 0.9, 0.99, 1e-8, 0.0, 1, 1.0});
   auto after = versions();
-  CHECK((after[0] > before[0] && after[1] == before[1] && after[2] > before[2] && after[3] > before[3]));
+  CHECK((after[0] > before[0] && after[1] == before[1] && after[2] > before[2] &&
+         after[3] > before[3]));
   sgd_update(p, g, m, {1e-3, 0.9, 0.0, false, 1.0});
   CHECK((versions()[0] > after[0] && versions()[2] > after[2]));
 }
@@ -187,7 +204,8 @@ TEST_CASE("dispatch: tensors that do not fit are named") {
                        doctest::Contains("weight f32 [5]"), Error);
   CHECK_THROWS_WITH_AS(layer_norm_forward(x, cast(w, DType::f64), cast(w, DType::f64), 1e-6),
                        doctest::Contains("must have one type"), Error);
-  CHECK_THROWS_WITH_AS(matmul(x, cast(x, DType::f64), false, true), doctest::Contains("different types"), Error);
+  CHECK_THROWS_WITH_AS(matmul(x, cast(x, DType::f64), false, true),
+                       doctest::Contains("different types"), Error);
   CHECK_THROWS_WITH_AS(attention_forward(x, x, x, 1.0), doctest::Contains("[B, N, H, D]"), Error);
   CHECK_THROWS_WITH_AS(patchify(full(context, {1, 1, 6, 6}, DType::f32, 0.0), {1, 4, 3}),
                        doctest::Contains("not divisible into patches of 1 x 4 x 3"), Error);
@@ -195,9 +213,12 @@ TEST_CASE("dispatch: tensors that do not fit are named") {
                        doctest::Contains("token 2"), Error);
   const std::vector<std::int64_t> labels{0, 1, 2, 6};
   const Tensor bad = Tensor::from_host<std::int64_t>(context, {4}, labels);
-  CHECK_THROWS_WITH_AS(cross_entropy_forward(x, {bad, {}, 0.0}), doctest::Contains("label 6 of row 3 is outside [0, 6)"), Error);
-  CHECK_THROWS_WITH_AS(cross_entropy_forward(x, {{}, {}, 0.0}), doctest::Contains("either labels or probabilities"), Error);
-  CHECK_THROWS_WITH_AS(cross_entropy_forward(x, {bad, {}, 1.5}), doctest::Contains("label smoothing"), Error);
+  CHECK_THROWS_WITH_AS(cross_entropy_forward(x, {bad, {}, 0.0}),
+                       doctest::Contains("label 6 of row 3 is outside [0, 6)"), Error);
+  CHECK_THROWS_WITH_AS(cross_entropy_forward(x, {{}, {}, 0.0}),
+                       doctest::Contains("either labels or probabilities"), Error);
+  CHECK_THROWS_WITH_AS(cross_entropy_forward(x, {bad, {}, 1.5}),
+                       doctest::Contains("label smoothing"), Error);
   CHECK_THROWS_WITH_AS(add(bad, bad), doctest::Contains("floating type, got i64"), Error);
 }
 

@@ -79,11 +79,12 @@ TEST_CASE("ViT: timm's names, shapes and decay groups") {
 TEST_CASE("ViT: settings that cannot make a model") {
   ViTSettings s = small_vit();
   s.patch = 3;
-  CHECK_THROWS_WITH_AS(VisionTransformer{s}, doctest::Contains("8 x 8 is not divisible by the patch size 3"),
-                       Error);
+  CHECK_THROWS_WITH_AS(VisionTransformer{s},
+                       doctest::Contains("8 x 8 is not divisible by the patch size 3"), Error);
   s = small_vit();
   s.heads = 5;
-  CHECK_THROWS_WITH_AS(VisionTransformer{s}, doctest::Contains("dim 12 is not divisible by 5 heads"), Error);
+  CHECK_THROWS_WITH_AS(VisionTransformer{s},
+                       doctest::Contains("dim 12 is not divisible by 5 heads"), Error);
   s.head_dim = 7;
   CHECK_NOTHROW(VisionTransformer{s});
   s.depth = 0;
@@ -120,8 +121,13 @@ TEST_CASE("ViT: initial weights are timm's, and depend on the seed and the name 
   }
   CHECK(different == 2 + 2 + 2 * 4 + 1);  // tokens, patch embedding, block weights, head weight
   double square = 0.0;
-  const std::vector<float> fc1 = first.child("blocks")->child("0")->child("mlp")->child("fc1")
-                                     ->own_parameters()[0].second->data().to_vector<float>();
+  const std::vector<float> fc1 = first.child("blocks")
+                                     ->child("0")
+                                     ->child("mlp")
+                                     ->child("fc1")
+                                     ->own_parameters()[0]
+                                     .second->data()
+                                     .to_vector<float>();
   for (const float w : fc1) square += static_cast<double>(w) * w;
   CHECK(std::sqrt(square / static_cast<double>(fc1.size())) == doctest::Approx(0.02).epsilon(0.15));
 }
@@ -190,7 +196,8 @@ TEST_CASE("Module: a replaced child is the one that runs, in every layer of the 
   };
   const auto plain = output({});
   CHECK(output({"norm"}) != plain);
-  for (const std::string part : {"norm1", "norm2", "attn", "mlp"}) CHECK(output({"blocks", "1", part}) != plain);
+  for (const std::string part : {"norm1", "norm2", "attn", "mlp"})
+    CHECK(output({"blocks", "1", part}) != plain);
   CHECK(output({"blocks", "0", "attn", "proj"}) != plain);
   CHECK(output({"blocks", "0"}) != plain);
 
@@ -212,7 +219,9 @@ TEST_CASE("Module: a replaced child is the one that runs, in every layer of the 
 
 TEST_CASE("Module: a hook may remove itself; buffers have names") {
   struct Scaled : Module {
-    explicit Scaled(Context& context) { register_buffer("factor", full(context, {1}, DType::f64, 2.0)); }
+    explicit Scaled(Context& context) {
+      register_buffer("factor", full(context, {1}, DType::f64, 2.0));
+    }
     Variable forward(const Variable& x) override { return scale(x, buffers()[0].second.item()); }
   };
   Context context;
@@ -261,7 +270,7 @@ TEST_CASE("weights: round trip, and each way to be wrong") {
   ViTSettings wider = small_vit();
   wider.classes = 6;
   VisionTransformer other(wider);
-  CHECK_THROWS_WITH_AS(load_weights(other, context, DType::f32, path),
-                       doctest::Contains("'head.weight' has shape [5, 12], the model needs [6, 12]"),
-                       Error);
+  CHECK_THROWS_WITH_AS(
+      load_weights(other, context, DType::f32, path),
+      doctest::Contains("'head.weight' has shape [5, 12], the model needs [6, 12]"), Error);
 }

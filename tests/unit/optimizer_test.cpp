@@ -12,7 +12,8 @@ using namespace sherd;
 namespace {
 
 ParameterSpan span_of(Context& context, const std::string& name, std::int64_t n, bool decay) {
-  const Tensor value = Tensor::empty(context, {n}, DType::f32), grad = Tensor::empty(context, {n}, DType::f32);
+  const Tensor value = Tensor::empty(context, {n}, DType::f32),
+               grad = Tensor::empty(context, {n}, DType::f32);
   fill_normal(value, 0.0, 1.0, RandomStream(1, "value", name));
   fill_normal(grad, 0.0, 1.0, RandomStream(1, "grad", name));
   return {name, value, grad, decay};
@@ -28,8 +29,10 @@ TEST_CASE("optimizers: a shard's update has the bits of the whole one's, whereve
       const ParameterSpan whole = span_of(context, "w", 67, true);
       const ParameterSpan other = span_of(context, "w", 67, true);
       std::vector<ParameterSpan> parts;
-      for (const auto& [begin, end] : {std::pair{std::int64_t{0}, cut}, std::pair{cut, std::int64_t{67}}}) {
-        parts.push_back({"w", other.value.slice(0, begin, end), other.grad.slice(0, begin, end), true});
+      for (const auto& [begin, end] :
+           {std::pair{std::int64_t{0}, cut}, std::pair{cut, std::int64_t{67}}}) {
+        parts.push_back(
+            {"w", other.value.slice(0, begin, end), other.grad.slice(0, begin, end), true});
       }
       const auto one = make(), two = make();
       one->prepare(std::span(&whole, 1));
@@ -77,7 +80,8 @@ TEST_CASE("optimizers: settings that make no sense, and spans that changed") {
   const ParameterSpan span = span_of(context, "w", 4, true);
   const auto optimizer = make_adamw({});
   optimizer->prepare(std::span(&span, 1));
-  CHECK_THROWS_WITH_AS(optimizer->step({}, 0.1, 1.0), doctest::Contains("prepared for 1 spans"), Error);
+  CHECK_THROWS_WITH_AS(optimizer->step({}, 0.1, 1.0), doctest::Contains("prepared for 1 spans"),
+                       Error);
   CHECK(context.ledger().live(MemoryCategory::optimizer_state) == 2 * Allocator::kGranule);
 }
 

@@ -293,17 +293,10 @@ TEST_CASE("safetensors: damaged headers are refused or read, never worse") {
       const std::size_t at = random.below(draw++, header.size());
       const char c = alphabet[random.below(draw++, alphabet.size())];
       switch (random.below(draw++, 4)) {
-        case 0:
-          header[at] = c;
-          break;
-        case 1:
-          header.insert(at, 1, c);
-          break;
-        case 2:
-          header.erase(at, 1 + random.below(draw++, 5));
-          break;
-        default:
-          header.insert(at, header.substr(random.below(draw++, header.size()), 20));
+        case 0: header[at] = c; break;
+        case 1: header.insert(at, 1, c); break;
+        case 2: header.erase(at, 1 + random.below(draw++, 5)); break;
+        default: header.insert(at, header.substr(random.below(draw++, header.size()), 20));
       }
       if (header.empty()) header = "{";
     }

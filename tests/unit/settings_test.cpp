@@ -19,11 +19,12 @@ Assignments from_text(const std::string& text) {
 }  // namespace
 
 TEST_CASE("settings: defaults < preset < file < flags") {
-  const Assignments file = from_text("[model]\npreset = 'vit_small_patch16_224'\ndepth = 3\n[optimizer]\nlr = 5e-4\n");
+  const Assignments file =
+      from_text("[model]\npreset = 'vit_small_patch16_224'\ndepth = 3\n[optimizer]\nlr = 5e-4\n");
   const TrainSettings s = resolve_settings(file, {{"model.heads", "2"}});
-  CHECK(s.dim == 384);   // preset
-  CHECK(s.depth == 3);   // file
-  CHECK(s.heads == 2);   // flag
+  CHECK(s.dim == 384);  // preset
+  CHECK(s.depth == 3);  // file
+  CHECK(s.heads == 2);  // flag
   CHECK(s.lr == 5e-4);
   CHECK(s.batch_size == 128);  // default
   // A preset as a flag cannot be honoured beside a file that sets what it would set.
@@ -55,20 +56,27 @@ TEST_CASE("settings: every flag once") {
 }
 
 TEST_CASE("settings: errors name the key, what came, and a suggestion") {
-  CHECK_THROWS_WITH_AS(from_text("[optimizer]\nlearning_rate = 1\n"), doctest::Contains("unknown key 'optimizer.learning_rate'"), Error);
-  CHECK_THROWS_WITH_AS(from_text("[run]\nbatchsize = 1\n"), doctest::Contains("did you mean 'run.batch_size'"), Error);
+  CHECK_THROWS_WITH_AS(from_text("[optimizer]\nlearning_rate = 1\n"),
+                       doctest::Contains("unknown key 'optimizer.learning_rate'"), Error);
+  CHECK_THROWS_WITH_AS(from_text("[run]\nbatchsize = 1\n"),
+                       doctest::Contains("did you mean 'run.batch_size'"), Error);
   CHECK_THROWS_WITH_AS(from_text("lr = 1\n"), doctest::Contains("outside a section"), Error);
   CHECK_THROWS_WITH_AS(from_text("[run\n"), doctest::Contains("run.toml:1:"), Error);
-  CHECK_THROWS_WITH_AS(resolve_settings(from_text("[run]\nepochs = 1.5\n"), {}),
-                       doctest::Contains("run.toml:2: run.epochs: expected a whole number, got 1.5"), Error);
-  CHECK_THROWS_WITH_AS(from_text("[optimizer]\nlr = '1e-3'\n"), doctest::Contains("optimizer.lr: expected a number"), Error);
-  CHECK_THROWS_WITH_AS(from_text("[data]\nmean = [[0.5]]\n"), doctest::Contains("expected a list of numbers"), Error);
-  CHECK_THROWS_WITH_AS(from_text("[model]\nqkv_bias = 'yes'\n"), doctest::Contains("expected true or false"), Error);
+  CHECK_THROWS_WITH_AS(
+      resolve_settings(from_text("[run]\nepochs = 1.5\n"), {}),
+      doctest::Contains("run.toml:2: run.epochs: expected a whole number, got 1.5"), Error);
+  CHECK_THROWS_WITH_AS(from_text("[optimizer]\nlr = '1e-3'\n"),
+                       doctest::Contains("optimizer.lr: expected a number"), Error);
+  CHECK_THROWS_WITH_AS(from_text("[data]\nmean = [[0.5]]\n"),
+                       doctest::Contains("expected a list of numbers"), Error);
+  CHECK_THROWS_WITH_AS(from_text("[model]\nqkv_bias = 'yes'\n"),
+                       doctest::Contains("expected true or false"), Error);
   CHECK_THROWS_WITH_AS(resolve_settings({}, {{"optimizer.lr", "fast"}}),
                        doctest::Contains("--lr: expected a number, got 'fast'"), Error);
   CHECK_THROWS_WITH_AS(resolve_settings({}, {{"data.shuffle", "maybe"}}),
                        doctest::Contains("expected yes or no"), Error);
-  CHECK_THROWS_WITH_AS(read_toml_settings("/nonexistent/run.toml"), doctest::Contains("no such file"), Error);
+  CHECK_THROWS_WITH_AS(read_toml_settings("/nonexistent/run.toml"),
+                       doctest::Contains("no such file"), Error);
   CHECK_THROWS_WITH_AS(read_toml_settings("/tmp"), doctest::Contains("no such file"), Error);
 }
 
@@ -76,13 +84,17 @@ TEST_CASE("settings: a flag without effect is an error") {
   const auto refused = [](const Assignments& flags, const char* message) {
     CHECK_THROWS_WITH_AS(resolve_settings({}, flags), doctest::Contains(message), Error);
   };
-  refused({{"optimizer.optimizer", "sgd"}, {"optimizer.beta1", "0.8"}}, "--beta1: has no effect here");
-  refused({{"optimizer.momentum", "0.8"}}, "--momentum: has no effect here, it needs --optimizer sgd");
+  refused({{"optimizer.optimizer", "sgd"}, {"optimizer.beta1", "0.8"}},
+          "--beta1: has no effect here");
+  refused({{"optimizer.momentum", "0.8"}},
+          "--momentum: has no effect here, it needs --optimizer sgd");
   refused({{"data.images", "10"}}, "--images: has no effect here");
-  refused({{"data.dataset", "synthetic"}, {"data.data_dir", "x"}}, "--data-dir: has no effect here");
+  refused({{"data.dataset", "synthetic"}, {"data.data_dir", "x"}},
+          "--data-dir: has no effect here");
   refused({{"schedule.warmup_epochs", "2"}, {"schedule.warmup_steps", "5"}}, "--warmup-epochs");
   refused({{"schedule.schedule", "constant"}, {"schedule.min_lr", "1e-5"}}, "--min-lr");
-  CHECK_NOTHROW(resolve_settings({}, {{"optimizer.optimizer", "sgd"}, {"optimizer.momentum", "0.8"}}));
+  CHECK_NOTHROW(
+      resolve_settings({}, {{"optimizer.optimizer", "sgd"}, {"optimizer.momentum", "0.8"}}));
 }
 
 TEST_CASE("settings: amounts of memory") {
@@ -97,7 +109,8 @@ TEST_CASE("settings: amounts of memory") {
 
 TEST_CASE("settings: model and schedule") {
   TrainSettings s;
-  CHECK_THROWS_WITH_AS(model_settings(s, 1, 28, 30, 10), doctest::Contains("not divisible by the patch size 7"), Error);
+  CHECK_THROWS_WITH_AS(model_settings(s, 1, 28, 30, 10),
+                       doctest::Contains("not divisible by the patch size 7"), Error);
   s.pooling = "max";
   CHECK_THROWS_WITH_AS(model_settings(s, 1, 28, 28, 10), doctest::Contains("'max'"), Error);
   s = {};

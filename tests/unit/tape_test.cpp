@@ -131,10 +131,11 @@ TEST_CASE("tape: errors say what is wrong") {
     const TapeScope recording(tape);
     const Variable y = sum(activate(x, Activation::gelu_erf));
     fill(value, 0.0);
-    CHECK_THROWS_WITH_AS(tape.backward(y),
-                         doctest::Contains("backward of activation: a f64 [2] saved for backward was "
-                                           "written in place"),
-                         Error);
+    CHECK_THROWS_WITH_AS(
+        tape.backward(y),
+        doctest::Contains("backward of activation: a f64 [2] saved for backward was "
+                          "written in place"),
+        Error);
   }
   SUBCASE("released bytes") {
     Tape tape(context);
@@ -174,13 +175,15 @@ TEST_CASE("tape: errors say what is wrong") {
                          Error);
   }
   SUBCASE("shapes that do not fit") {
-    const Tensor a = full(context, {2, 3}, DType::f64, 1.0), b = full(context, {2, 3}, DType::f64, 1.0);
-    CHECK_THROWS_WITH_AS(matmul(a, b), doctest::Contains("inner dimensions differ: f64 [2, 3] by f64 [2, 3]"),
+    const Tensor a = full(context, {2, 3}, DType::f64, 1.0),
+                 b = full(context, {2, 3}, DType::f64, 1.0);
+    CHECK_THROWS_WITH_AS(matmul(a, b),
+                         doctest::Contains("inner dimensions differ: f64 [2, 3] by f64 [2, 3]"),
                          Error);
     CHECK_THROWS_WITH_AS(linear(a, full(context, {4, 2}, DType::f64, 1.0), {}),
                          doctest::Contains("does not fit weight"), Error);
-    CHECK_THROWS_WITH_AS(add(a, full(context, {3, 2}, DType::f64, 1.0)), doctest::Contains("[3, 2]"),
-                         Error);
+    CHECK_THROWS_WITH_AS(add(a, full(context, {3, 2}, DType::f64, 1.0)),
+                         doctest::Contains("[3, 2]"), Error);
   }
 }
 
@@ -206,7 +209,8 @@ TEST_CASE("tape: an output gradient of another type is refused") {
   const Variable x = tape.watch(full(context, {2}, DType::f32, 1.0));
   const TapeScope recording(tape);
   const Variable y = scale(x, 2.0);
-  CHECK_THROWS_WITH_AS(tape.backward(y, vector_of(context, {1, 1})), doctest::Contains("f64 [2]"), Error);
+  CHECK_THROWS_WITH_AS(tape.backward(y, vector_of(context, {1, 1})), doctest::Contains("f64 [2]"),
+                       Error);
 }
 
 TEST_CASE("tape: labels overwritten before backward are noticed") {
@@ -245,8 +249,10 @@ TEST_CASE("tape: a backward that throws leaves its context usable") {
     Tape tape(context);
     const TapeScope recording(tape);
     const Variable x = tape.watch(vector_of(context, {1}));
-    const Variable y = record({x}, vector_of(context, {1}), [] { return std::make_unique<ThrowingNode>(); });
-    CHECK_THROWS_WITH_AS(tape.backward(scale(y, 2.0)), "backward of throwing: no gradient today", Error);
+    const Variable y =
+        record({x}, vector_of(context, {1}), [] { return std::make_unique<ThrowingNode>(); });
+    CHECK_THROWS_WITH_AS(tape.backward(scale(y, 2.0)), "backward of throwing: no gradient today",
+                         Error);
   }
   CHECK(context.tape() == nullptr);
   Tape tape(context);
@@ -256,7 +262,8 @@ TEST_CASE("tape: a backward that throws leaves its context usable") {
   CHECK(tape.gradient(x).item() == 3.0);
 }
 
-TEST_CASE("tape: storage released between forward and backward comes back under the same identity") {
+TEST_CASE(
+    "tape: storage released between forward and backward comes back under the same identity") {
   // What a sharding engine does with a unit: two parameters as views of one flat storage.
   Context context;
   const Tensor flat = full(context, {8}, DType::f64, 2.0, MemoryCategory::gathered_parameters);

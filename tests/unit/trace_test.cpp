@@ -2,7 +2,7 @@
 #include <doctest/doctest.h>
 #include <fmt/format.h>
 #include <sherd/runtime/error.h>
-#include <sherd/runtime/trace.h>
+#include <sherd/runtime/io/trace_file.h>
 #include <unistd.h>
 
 #include <chrono>
@@ -41,7 +41,7 @@ class TemporaryFolder {
 json write_and_read(const Trace& trace) {
   const TemporaryFolder folder;
   const fs::path path = folder.path() / "trace.json";
-  trace.write(path);
+  write_trace(trace, path.string());
   CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
   std::ifstream file(path);
   return json::parse(file);
@@ -232,20 +232,20 @@ TEST_CASE("a trace's errors name the track, the path and the reason") {
 
   const TemporaryFolder folder;
   const fs::path missing = folder.path() / "missing" / "trace.json";
-  CHECK_THROWS_WITH_AS(trace.write(missing), Contains(missing.c_str()), sherd::Error);
-  CHECK_THROWS_WITH_AS(trace.write(missing), Contains("No such file or directory"), sherd::Error);
+  CHECK_THROWS_WITH_AS(write_trace(trace, missing.string()), Contains(missing.c_str()), sherd::Error);
+  CHECK_THROWS_WITH_AS(write_trace(trace, missing.string()), Contains("No such file or directory"), sherd::Error);
 
   // A folder is in the way: the rename fails, and leaves no temporary file.
   const fs::path taken = folder.path() / "taken";
   fs::create_directories(taken / "inside");
-  CHECK_THROWS_WITH_AS(trace.write(taken), Contains("irectory"), sherd::Error);
+  CHECK_THROWS_WITH_AS(write_trace(trace, taken.string()), Contains("irectory"), sherd::Error);
   CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
 
   // What a killed writer left does not stop the next one, and an old trace is replaced.
   const fs::path path = folder.path() / "trace.json";
   std::ofstream(path.string() + ".tmp-" + std::to_string(::getpid()) + "-0") << "half a trace";
   std::ofstream(path) << "old";
-  trace.write(path);
+  write_trace(trace, path.string());
   std::ifstream file(path);
   CHECK(json::parse(file).contains("traceEvents"));
 }

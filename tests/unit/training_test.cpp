@@ -113,9 +113,11 @@ TEST_CASE("golden runs: a wrong field, a tolerance that is too small") {
   CHECK(with("\"eps\"", "\"eps\"").passed);
   CHECK_THROWS_WITH_AS(with("\"depth\": 2", "\"depth\": 3"), doctest::Contains("blocks.2"), Error);
   CHECK_THROWS_WITH_AS(with("\"heads\": 2", "\"heads\": 2, \"registers\": 4"),
-                       doctest::Contains("a field 'registers' that this program does not know"), Error);
+                       doctest::Contains("a field 'registers' that this program does not know"),
+                       Error);
   CHECK_THROWS_WITH_AS(with("\"adamw\"", "\"lion\""), doctest::Contains("'lion'"), Error);
-  CHECK_THROWS_WITH_AS(with("\"dim\": 18,", ""), doctest::Contains("the field 'dim' is missing"), Error);
+  CHECK_THROWS_WITH_AS(with("\"dim\": 18,", ""), doctest::Contains("the field 'dim' is missing"),
+                       Error);
 }
 
 TEST_CASE("golden runs: every field counts") {
@@ -145,7 +147,8 @@ TEST_CASE("golden runs: every field counts") {
   };
   const json flat = document.flatten();
   for (const auto& [where, value] : flat.items()) {
-    if (silent.contains(where) || (where.starts_with("/steps/") && !where.starts_with("/steps/3/"))) continue;
+    if (silent.contains(where) || (where.starts_with("/steps/") && !where.starts_with("/steps/3/")))
+      continue;
     const json::json_pointer at(where);
     json changed = document;
     if (value.is_number_integer()) {
@@ -155,7 +158,9 @@ TEST_CASE("golden runs: every field counts") {
     } else if (value.is_boolean()) {
       changed[at] = !value.get<bool>();
     } else {
-      changed[at] = value.get<std::string>() == "erf" ? "tanh" : value.get<std::string>() == "cls" ? "mean" : "other";
+      changed[at] = value.get<std::string>() == "erf"   ? "tanh"
+                    : value.get<std::string>() == "cls" ? "mean"
+                                                        : "other";
     }
     try_with(changed, where);
     changed[at] = json::array({json::object(), 1});
@@ -202,7 +207,8 @@ TEST_CASE("micro-batches give the batch's gradient") {
     const std::vector<double> parts = values(train(s, quiet).weights_path);
     REQUIRE(parts.size() == whole.size());
     double worst = 0.0;
-    for (std::size_t i = 0; i < whole.size(); ++i) worst = std::max(worst, std::abs(parts[i] - whole[i]));
+    for (std::size_t i = 0; i < whole.size(); ++i)
+      worst = std::max(worst, std::abs(parts[i] - whole[i]));
     CHECK(worst < 1e-7);  // AdamW enlarges the rounding of gradients that are zero in theory
     CHECK(worst > 0.0);   // it did run another way
   }
@@ -233,8 +239,9 @@ TEST_CASE("meta: the plan's peak is the run's, in every category") {
 }
 
 TEST_CASE("meta: a step of ViT-L and of ViT-H") {
-  for (const auto& [name, parameters] : {std::pair{"vit_large_patch16_224", std::int64_t{303'405'157}},
-                                         std::pair{"vit_huge_patch14_224", std::int64_t{630'894'181}}}) {
+  for (const auto& [name, parameters] :
+       {std::pair{"vit_large_patch16_224", std::int64_t{303'405'157}},
+        std::pair{"vit_huge_patch14_224", std::int64_t{630'894'181}}}) {
     const auto start = std::chrono::steady_clock::now();
     Context context({.device = Device::meta});
     ViTSettings settings = vit_preset(name);
@@ -248,12 +255,14 @@ TEST_CASE("meta: a step of ViT-L and of ViT-H") {
     synthetic.classes = 101;
     InputBuffers inputs(context, *open_data(synthetic).train, 8, DType::f32);
     step.run_shape(inputs, 8);
-    const double seconds = std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+    const double seconds =
+        std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     MESSAGE(name, ": planned in ", seconds, " s");
     // Model state: parameters, two moments; gradients are there in full when backward ends.
     const auto peaks = context.ledger().peaks();
     CHECK(peaks[static_cast<std::size_t>(MemoryCategory::parameters)] >= 4 * parameters);
-    CHECK(peaks[static_cast<std::size_t>(MemoryCategory::parameters)] < 4 * parameters + 300 * 1024);
+    CHECK(peaks[static_cast<std::size_t>(MemoryCategory::parameters)] <
+          4 * parameters + 300 * 1024);
     CHECK(peaks[static_cast<std::size_t>(MemoryCategory::optimizer_state)] ==
           2 * peaks[static_cast<std::size_t>(MemoryCategory::parameters)]);
     CHECK(peaks[static_cast<std::size_t>(MemoryCategory::gradients)] ==
@@ -311,7 +320,8 @@ TEST_CASE("not finite: the error names the step and the layer, and the weights a
     bad->data().data<float>()[5] = NAN;
     CHECK_THROWS_WITH_AS(step.run(inputs, *loader.next()),
                          doctest::Contains("step 1: the loss is not finite"), Error);
-    CHECK(find_non_finite(model, inputs.images()) == "parameter blocks.1.mlp.fc1.weight (element 5)");
+    CHECK(find_non_finite(model, inputs.images()) ==
+          "parameter blocks.1.mlp.fc1.weight (element 5)");
   }
   SUBCASE("an overflowing layer") {
     for (int i = 0; i < bad->numel(); ++i) bad->data().data<float>()[i] = 1e38f;
@@ -320,7 +330,9 @@ TEST_CASE("not finite: the error names the step and the layer, and the weights a
                          doctest::Contains("the output of layer blocks.1.mlp.fc1"), Error);
     CHECK(model.parameters()[0]->data().to_vector<float>() == before);
   }
-  SUBCASE("nothing") { CHECK(find_non_finite(model, inputs.images()).empty()); }
+  SUBCASE("nothing") {
+    CHECK(find_non_finite(model, inputs.images()).empty());
+  }
 }
 
 TEST_CASE("train: what is there is not overwritten") {
@@ -366,21 +378,28 @@ TEST_CASE("train: what fails before the first step leaves nothing, later the wei
   const test::TempDirectory folder;
   TrainSettings s = small_run(folder.path("run"));
   TrainObserver quiet;
-  for (const auto& setting : {std::pair{"optimizer.lr", "-1"}, {"optimizer.lr", "nan"},
-                                   {"optimizer.label_smoothing", "2"}, {"optimizer.clip_grad_norm", "nan"},
-                                   {"data.stddev", "0"}, {"data.workers", "-1"}, {"schedule.warmup_steps", "99"},
-                                   {"run.trace", "/nonexistent/trace.json"}, {"run.memory_limit", "10KiB"}}) {
+  for (const auto& setting : {std::pair{"optimizer.lr", "-1"},
+                              {"optimizer.lr", "nan"},
+                              {"optimizer.label_smoothing", "2"},
+                              {"optimizer.clip_grad_norm", "nan"},
+                              {"data.stddev", "0"},
+                              {"data.workers", "-1"},
+                              {"schedule.warmup_steps", "99"},
+                              {"run.trace", "/nonexistent/trace.json"},
+                              {"run.memory_limit", "10KiB"}}) {
     TrainSettings bad = s;
     assign(bad, setting.first, setting.second, "test");
     CAPTURE(setting.first);
     CHECK_THROWS_AS(train(bad, quiet), Error);
-    const bool empty = !std::filesystem::exists(folder.path("run")) || std::filesystem::is_empty(folder.path("run"));
+    const bool empty = !std::filesystem::exists(folder.path("run")) ||
+                       std::filesystem::is_empty(folder.path("run"));
     CHECK(empty);
   }
   s.lr = 1e30;
   s.clip_grad_norm = 0.0;
   s.warmup_steps = 0;
-  CHECK_THROWS_WITH_AS(train(s, quiet), doctest::Contains("the weights after 1 steps are in"), Error);
+  CHECK_THROWS_WITH_AS(train(s, quiet), doctest::Contains("the weights after 1 steps are in"),
+                       Error);
   CHECK(std::filesystem::exists(folder.path("run/model-before-error.safetensors")));
   CHECK_FALSE(std::filesystem::exists(folder.path("run/model.safetensors")));
 }

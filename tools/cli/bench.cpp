@@ -5,6 +5,7 @@
 #include <sherd/kernels/matmul.h>
 #include <sherd/kernels/random.h>
 #include <sherd/runtime/data/synthetic.h>
+#include <sherd/runtime/io/trace_file.h>
 #include <sherd/tools/trainer/train.h>
 
 #include <algorithm>
@@ -32,8 +33,8 @@ struct StepUnderTest {
                              dataset->classes())),
         optimizer(make_optimizer(settings)) {
     make_weights(settings, context, model);
-    step = std::make_unique<TrainingStep>(
-        context, model, *optimizer, step_settings(settings, lr_schedule(settings, 1, 1000)));
+    step = std::make_unique<TrainingStep>(context, model, *optimizer,
+                                          step_settings(settings, lr_schedule(settings, 1, 1000)));
     const DType dtype = dtype_from_name(settings.dtype);
     const std::int64_t capacity = settings.micro_batch > 0 ? settings.micro_batch : batch;
     inputs = std::make_unique<InputBuffers>(context, *dataset, capacity, dtype);
@@ -132,7 +133,8 @@ int bench_step(const TrainSettings& settings, const BenchOptions& options) {
   StepUnderTest test(settings, context, batch);
   if (!options.json) {
     fmt::print("model           {} parameters, batch {}, {}, {} threads\n",
-               group_digits(test.model.parameter_count()), batch, settings.dtype, context.threads());
+               group_digits(test.model.parameter_count()), batch, settings.dtype,
+               context.threads());
   }
   if (context.is_meta()) return run_meta(context, test, batch, options.json);
   const BenchResult result = measure(context, test, batch, options);
@@ -156,20 +158,22 @@ int bench_step(const TrainSettings& settings, const BenchOptions& options) {
     fmt::print("{}\n", line.dump());
     return 0;
   }
-  fmt::print("step            {:.4f} s median of {} ({:.4f} to {:.4f})\n", result.median, options.steps,
-             result.fastest, result.slowest);
+  fmt::print("step            {:.4f} s median of {} ({:.4f} to {:.4f})\n", result.median,
+             options.steps, result.fastest, result.slowest);
   fmt::print("speed           {:.1f} images/s, {:.1f} GFLOP/s of model products (forward x 3)\n",
              static_cast<double>(batch) / result.median, rate / 1e9);
   if (result.matrix_rate > 0.0) {
-    fmt::print("limit           {:.1f} GFLOP/s for a {}^3 fp32 product here; the step reaches {:.1f}% of it\n",
-               result.matrix_rate / 1e9, options.matrix, 100.0 * rate / result.matrix_rate);
+    fmt::print(
+        "limit           {:.1f} GFLOP/s for a {}^3 fp32 product here; the step reaches {:.1f}% of "
+        "it\n",
+        result.matrix_rate / 1e9, options.matrix, 100.0 * rate / result.matrix_rate);
   }
   print_memory(context);
   fmt::print("                {} held by the process\n", format_bytes(peak_resident_bytes()));
   if (!settings.trace.empty()) {
     context.trace().enable();
     test.step->run_shape(*test.inputs, batch);
-    context.trace().write(settings.trace);
+    write_trace(context.trace(), settings.trace);
     fmt::print("trace           {}\n", settings.trace);
   }
   return 0;
@@ -181,20 +185,30 @@ Command add_bench(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand("bench", "Measures this machine.\n");
   CLI::App* step = app->add_subcommand(
       "step",
-      "Times a training step (forward, backward, clipping, update) on random images, and in the same\n"
+      "Times a training step (forward, backward, clipping, update) on random images, and in the "
+      "same\n"
       "run the rate of a large matrix product, which is its limit.\n\n"
       "  sherd bench step --preset vit_base_patch16_224 --dataset synthetic --batch-size 8\n"
       "  sherd bench step --preset vit_huge_patch14_224 --dataset synthetic --device meta\n");
   auto options = std::make_shared<BenchOptions>();
   const std::string group = "benchmark";
-  step->add_option("--steps", options->steps, "steps that are timed [10]")->type_name("INT")->group(group);
-  step->add_option("--warmup", options->warmup, "steps before them [2]")->type_name("INT")->group(group);
-  step->add_option("--matrix", options->matrix, "side of the large product; 0: do not measure it [2048]")
-      ->type_name("INT")->group(group);
-  step->add_flag("--json", options->json, "print one JSON object")->group(group)->disable_flag_override();
-  SettingFlags flags(step, {"model", "optimizer", "data.dataset", "data.data_dir", "data.image_size",
-                            "data.classes", "run.batch_size", "run.micro_batch", "run.device", "run.dtype",
-                            "run.memory_limit", "run.threads", "run.seed", "run.trace"});
+  step->add_option("--steps", options->steps, "steps that are timed [10]")
+      ->type_name("INT")
+      ->group(group);
+  step->add_option("--warmup", options->warmup, "steps before them [2]")
+      ->type_name("INT")
+      ->group(group);
+  step->add_option("--matrix", options->matrix,
+                   "side of the large product; 0: do not measure it [2048]")
+      ->type_name("INT")
+      ->group(group);
+  step->add_flag("--json", options->json, "print one JSON object")
+      ->group(group)
+      ->disable_flag_override();
+  SettingFlags flags(
+      step, {"model", "optimizer", "data.dataset", "data.data_dir", "data.image_size",
+             "data.classes", "run.batch_size", "run.micro_batch", "run.device", "run.dtype",
+             "run.memory_limit", "run.threads", "run.seed", "run.trace"});
   return {app, [options, flags] { return bench_step(flags.resolve({}), *options); }};
 }
 

@@ -50,7 +50,8 @@ std::string SettingFlags::other_than(const std::vector<std::string>& keys) const
 
 std::string group_digits(std::int64_t value) {
   std::string digits = std::to_string(value);
-  for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > (value < 0 ? 1 : 0); at -= 3) {
+  for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > (value < 0 ? 1 : 0);
+       at -= 3) {
     digits.insert(static_cast<std::size_t>(at), ",");
   }
   return digits;

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The commands of the `sherd` program. Each adds itself to the parser; its callback runs after parsing
-// and returns the exit status.
+// The commands of the `sherd` program. Each adds itself to the parser; its callback runs after
+// parsing and returns the exit status.
 #pragma once
 
-#include <CLI/CLI.hpp>
 #include <sherd/tools/trainer/settings.h>
+#include <CLI/CLI.hpp>
 
 #include <functional>
 #include <memory>
@@ -24,8 +24,8 @@ Command add_eval(CLI::App& parent);
 Command add_inspect(CLI::App& parent);
 Command add_bench(CLI::App& parent);
 
-// Flags for settings of the given sections, collected as they were typed; resolve() applies them over
-// the TOML file.
+// Flags for settings of the given sections, collected as they were typed; resolve() applies them
+// over the TOML file.
 class SettingFlags {
  public:
   // `what`: sections ("model") and single keys ("run.seed").

@@ -11,14 +11,16 @@
 namespace sherd::cli {
 namespace {
 
-// RUN is a folder that `sherd train` wrote: its configuration and weights serve unless flags say other.
+// RUN is a folder that `sherd train` wrote: its configuration and weights serve unless flags say
+// other.
 TrainSettings settings_of(const std::string& run, const SettingFlags& flags) {
   if (run.empty()) return flags.resolve({});
   const std::filesystem::path folder(run);
-  SHERD_CHECK(std::filesystem::is_regular_file(folder / "config.toml"),
-              "{}: not the folder of a run (it has no config.toml); for a weights file use --weights "
-              "FILE and the model's settings",
-              run);
+  SHERD_CHECK(
+      std::filesystem::is_regular_file(folder / "config.toml"),
+      "{}: not the folder of a run (it has no config.toml); for a weights file use --weights "
+      "FILE and the model's settings",
+      run);
   SHERD_CHECK(flags.gives("model.weights") || std::filesystem::exists(folder / "model.safetensors"),
               "{}: has no model.safetensors; the run did not finish", run);
   TrainSettings settings = flags.resolve((folder / "config.toml").string());
@@ -56,12 +58,15 @@ int evaluate_command(const TrainSettings& settings, const LogitsOptions& logits)
              group_digits(result.correct), group_digits(result.samples));
   fmt::print("loss            {:.6f}\n", result.loss);
   if (logits.path.empty()) return 0;
-  const LogitsResult compared = compare_logits(context, model, data.test,
-                                               loader_options(settings, data, batch, false), logits.path);
-  const double tolerance = logits.tolerance > 0.0 ? logits.tolerance : settings.dtype == "f64" ? 1e-9 : 1e-4;
+  const LogitsResult compared = compare_logits(
+      context, model, data.test, loader_options(settings, data, batch, false), logits.path);
+  const double tolerance = logits.tolerance > 0.0    ? logits.tolerance
+                           : settings.dtype == "f64" ? 1e-9
+                                                     : 1e-4;
   const bool within = compared.worst_error <= tolerance;
   fmt::print("logits          of {} images: largest difference {:.2e}, {} {:g}\n", compared.images,
-             compared.worst_error, within ? "within the tolerance of" : "PAST the tolerance of", tolerance);
+             compared.worst_error, within ? "within the tolerance of" : "PAST the tolerance of",
+             tolerance);
   return within ? 0 : 1;
 }
 
@@ -79,15 +84,21 @@ Command add_eval(CLI::App& parent) {
       ->type_name("RUN");
   auto logits = std::make_shared<LogitsOptions>();
   CLI::Option* path =
-      app->add_option("--logits", logits->path,
-                      "JSON file whose \"logits\" are those of the first test images, to compare with")
+      app->add_option(
+             "--logits", logits->path,
+             "JSON file whose \"logits\" are those of the first test images, to compare with")
           ->type_name("FILE");
-  app->add_option("--tolerance", logits->tolerance, "largest difference of a logit [1e-09 in f64, 1e-04 in f32]")
-      ->type_name("NUMBER")->needs(path)->check(CLI::PositiveNumber);
-  SettingFlags flags(app, {"model", "data.dataset", "data.data_dir", "data.image_size", "data.images",
-                           "data.classes", "data.mean", "data.stddev", "data.workers", "run.batch_size",
-                           "run.device", "run.dtype", "run.memory_limit", "run.threads", "run.seed"});
-  return {app, [run, flags, logits] { return evaluate_command(settings_of(*run, flags), *logits); }};
+  app->add_option("--tolerance", logits->tolerance,
+                  "largest difference of a logit [1e-09 in f64, 1e-04 in f32]")
+      ->type_name("NUMBER")
+      ->needs(path)
+      ->check(CLI::PositiveNumber);
+  SettingFlags flags(app,
+                     {"model", "data.dataset", "data.data_dir", "data.image_size", "data.images",
+                      "data.classes", "data.mean", "data.stddev", "data.workers", "run.batch_size",
+                      "run.device", "run.dtype", "run.memory_limit", "run.threads", "run.seed"});
+  return {app,
+          [run, flags, logits] { return evaluate_command(settings_of(*run, flags), *logits); }};
 }
 
 }  // namespace sherd::cli

@@ -33,8 +33,10 @@ std::string unknown_words(CLI::App* app, const std::string& word) {
   }
   if (!word.starts_with("-")) {
     std::vector<std::string> commands;
-    for (const CLI::App* command : app->get_subcommands({})) commands.push_back(command->get_name());
-    if (commands.empty()) return fmt::format("unexpected argument '{}'; see `{} --help`", word, path);
+    for (const CLI::App* command : app->get_subcommands({}))
+      commands.push_back(command->get_name());
+    if (commands.empty())
+      return fmt::format("unexpected argument '{}'; see `{} --help`", word, path);
     return fmt::format("unknown command '{}'{}", word, did_you_mean(word, commands));
   }
   std::vector<std::string> known;

@@ -10,8 +10,8 @@
 namespace sherd::cli {
 namespace {
 
-// Set by the first SIGINT, SIGTERM or SIGHUP: a signal handler can reach nothing but such a flag. The
-// second one of a kind ends the process at once.
+// Set by the first SIGINT, SIGTERM or SIGHUP: a signal handler can reach nothing but such a flag.
+// The second one of a kind ends the process at once.
 volatile std::sig_atomic_t stop_requested = 0;
 
 void request_stop(int signal) {
@@ -35,10 +35,11 @@ class Reporter final : public TrainObserver {
       images_per_second_ = now.images_per_second;
     }
     const auto done = static_cast<double>(now.step_in_epoch + 1);
-    line_.show(fmt::format("{:>5}   {} step {}/{}  loss {:.4f}  lr {:.2e}  norm {:.2f}  {:.0f} images/s",
-                           now.epoch + 1, bar(done / static_cast<double>(info_.steps_per_epoch), 20),
-                           now.step_in_epoch + 1, info_.steps_per_epoch, now.result.loss,
-                           now.result.lr, now.result.grad_norm, images_per_second_));
+    line_.show(
+        fmt::format("{:>5}   {} step {}/{}  loss {:.4f}  lr {:.2e}  norm {:.2f}  {:.0f} images/s",
+                    now.epoch + 1, bar(done / static_cast<double>(info_.steps_per_epoch), 20),
+                    now.step_in_epoch + 1, info_.steps_per_epoch, now.result.loss, now.result.lr,
+                    now.result.grad_norm, images_per_second_));
   }
 
   void on_evaluate(std::int64_t done, std::int64_t of) override {
@@ -53,8 +54,9 @@ class Reporter final : public TrainObserver {
                  e.train_loss, e.test.loss, 100.0 * e.test.accuracy(),
                  group_digits(static_cast<std::int64_t>(e.images_per_second)), e.seconds);
     } else {
-      fmt::print("{:>5}   {:>10.4f}   {:>9}   {:>6}   {:>8}   {:>7.1f}\n", e.epoch + 1, e.train_loss,
-                 "-", "-", group_digits(static_cast<std::int64_t>(e.images_per_second)), e.seconds);
+      fmt::print("{:>5}   {:>10.4f}   {:>9}   {:>6}   {:>8}   {:>7.1f}\n", e.epoch + 1,
+                 e.train_loss, "-", "-",
+                 group_digits(static_cast<std::int64_t>(e.images_per_second)), e.seconds);
     }
     std::fflush(stdout);
   }
@@ -78,7 +80,8 @@ int run_training(const TrainSettings& settings) {
   Reporter reporter;
   const TrainOutcome outcome = train(settings, reporter);
   if (outcome.stopped) {
-    fmt::print("\nstopped by a signal after {} steps; the weights so far are saved\n", outcome.steps);
+    fmt::print("\nstopped by a signal after {} steps; the weights so far are saved\n",
+               outcome.steps);
   }
   if (outcome.test.samples > 0) {
     fmt::print("\ntest accuracy   {:.2f}% of {} images (loss {:.4f})\n",
@@ -98,15 +101,18 @@ int run_training(const TrainSettings& settings) {
 
 int run_golden_command(const GoldenOptions& options) {
   fmt::print("golden run {} in {}\n", options.directory, name_of(options.dtype));
-  fmt::print("step   loss                  given                 norm                  given                 error\n");
+  fmt::print(
+      "step   loss                  given                 norm                  given              "
+      "   error\n");
   const GoldenResult result = run_golden(options, [&](const GoldenStep& s) {
     fmt::print("{:>4}   {:<20.16g}  {:<20.16g}  {:<20.16g}  {:<20.16g}  {:.1e}\n", s.step, s.loss,
                s.given_loss, s.grad_norm, s.given_grad_norm, s.error);
     std::fflush(stdout);
   });
-  fmt::print("\nlosses, norms and rates: largest relative error {:.2e}, {} {:g}\n", result.worst_error,
-             result.worst_error <= result.tolerance ? "within the tolerance of" : "past the tolerance of",
-             result.tolerance);
+  fmt::print(
+      "\nlosses, norms and rates: largest relative error {:.2e}, {} {:g}\n", result.worst_error,
+      result.worst_error <= result.tolerance ? "within the tolerance of" : "past the tolerance of",
+      result.tolerance);
   if (result.weights_compared) {
     fmt::print("final weights: largest difference {:.2e} at {}{}\n", result.worst_weight_error,
                result.worst_weight,
@@ -123,7 +129,8 @@ int run_golden_command(const GoldenOptions& options) {
 Command add_train(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand(
       "train",
-      "Trains a Vision Transformer and writes OUT/model.safetensors (timm's keys), OUT/log.jsonl and\n"
+      "Trains a Vision Transformer and writes OUT/model.safetensors (timm's keys), OUT/log.jsonl "
+      "and\n"
       "OUT/config.toml. Settings: defaults, then --preset, then the TOML file, then flags.\n\n"
       "  sherd train --epochs 3 --out runs/try\n"
       "  sherd train runs/try/config.toml --seed 1 --out runs/again\n"
@@ -134,36 +141,47 @@ Command add_train(CLI::App& parent) {
   };
   auto state = std::make_shared<State>();
   CLI::Option* toml =
-      app->add_option("file", state->toml, "TOML file of settings (sections as below)")->type_name("FILE");
+      app->add_option("file", state->toml, "TOML file of settings (sections as below)")
+          ->type_name("FILE");
   SettingFlags flags(app, {"model", "data", "optimizer", "schedule", "run"});
   const std::string group = "golden runs";
   CLI::Option* golden =
-      app->add_option("--golden", state->golden,
-                      "repeat the run described in DIR/golden.json and compare every loss and norm; "
-                      "uses --dtype, --data-dir and --threads, ignores no field of golden.json")
-          ->type_name("DIR")->group(group);
-  app->add_option("--tolerance", state->tolerance, "largest relative error of a golden run [1e-09 in f64, 1e-04 in f32]")
-      ->type_name("NUMBER")->group(group)->needs(golden)->check(CLI::PositiveNumber);
+      app->add_option(
+             "--golden", state->golden,
+             "repeat the run described in DIR/golden.json and compare every loss and norm; "
+             "uses --dtype, --data-dir and --threads, ignores no field of golden.json")
+          ->type_name("DIR")
+          ->group(group);
+  app->add_option("--tolerance", state->tolerance,
+                  "largest relative error of a golden run [1e-09 in f64, 1e-04 in f32]")
+      ->type_name("NUMBER")
+      ->group(group)
+      ->needs(golden)
+      ->check(CLI::PositiveNumber);
   app->add_option("--weight-tolerance", state->weight_tolerance,
                   "largest difference of a final weight [1e-08 in f64, not checked in f32]")
-      ->type_name("NUMBER")->group(group)->needs(golden)->check(CLI::NonNegativeNumber);
-  return {app, [state, flags, toml, golden] {
-            const TrainSettings settings = flags.resolve(
-                toml->count() > 0 ? std::optional<std::string>(state->toml) : std::nullopt);
-            if (golden->count() == 0) return run_training(settings);
-            const std::string given = flags.other_than({"run.dtype", "data.data_dir", "run.threads"});
-            SHERD_CHECK(given.empty() && toml->count() == 0,
-                        "--golden: {} cannot be combined with it; golden.json has every setting",
-                        given.empty() ? state->toml : given);
-            GoldenOptions options;
-            options.directory = state->golden;
-            options.data_dir = settings.data_dir;
-            options.dtype = dtype_from_name(settings.dtype);
-            options.tolerance = state->tolerance;
-            options.weight_tolerance = state->weight_tolerance;
-            options.threads = context_options(settings).threads;
-            return run_golden_command(options);
-          }};
+      ->type_name("NUMBER")
+      ->group(group)
+      ->needs(golden)
+      ->check(CLI::NonNegativeNumber);
+  return {
+      app, [state, flags, toml, golden] {
+        const TrainSettings settings = flags.resolve(
+            toml->count() > 0 ? std::optional<std::string>(state->toml) : std::nullopt);
+        if (golden->count() == 0) return run_training(settings);
+        const std::string given = flags.other_than({"run.dtype", "data.data_dir", "run.threads"});
+        SHERD_CHECK(given.empty() && toml->count() == 0,
+                    "--golden: {} cannot be combined with it; golden.json has every setting",
+                    given.empty() ? state->toml : given);
+        GoldenOptions options;
+        options.directory = state->golden;
+        options.data_dir = settings.data_dir;
+        options.dtype = dtype_from_name(settings.dtype);
+        options.tolerance = state->tolerance;
+        options.weight_tolerance = state->weight_tolerance;
+        options.threads = context_options(settings).threads;
+        return run_golden_command(options);
+      }};
 }
 
 }  // namespace sherd::cli

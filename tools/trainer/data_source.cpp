@@ -18,7 +18,8 @@ std::array<std::int64_t, 3> parse_image_size(const std::string& text) {
   const int read =
       std::sscanf(text.c_str(), "%lldx%lldx%lld%c", &size[0], &size[1], &size[2], &rest);
   SHERD_CHECK(read == 3 && size[0] > 0 && size[1] > 0 && size[2] > 0,
-              "--image-size: expected channels x height x width, such as 3x224x224, got '{}'", text);
+              "--image-size: expected channels x height x width, such as 3x224x224, got '{}'",
+              text);
   return {size[0], size[1], size[2]};
 }
 
@@ -91,8 +92,9 @@ DataSource open_data(const TrainSettings& settings, DataParts parts) {
   if (source.train != nullptr) {
     const ImageDataset &a = *source.train, &b = *source.test;
     SHERD_CHECK(a.channels() == b.channels() && a.height() == b.height() && a.width() == b.width(),
-                "the training images ({}) are {} x {} x {}, the test images ({}) {} x {} x {}", a.name(),
-                a.channels(), a.height(), a.width(), b.name(), b.channels(), b.height(), b.width());
+                "the training images ({}) are {} x {} x {}, the test images ({}) {} x {} x {}",
+                a.name(), a.channels(), a.height(), a.width(), b.name(), b.channels(), b.height(),
+                b.width());
   }
   const std::int64_t channels = source.test->channels();
   source.mean = per_channel("mean", settings.mean.empty() ? source.mean : settings.mean, channels);
@@ -118,9 +120,9 @@ BatchLoaderOptions loader_options(const TrainSettings& settings, const DataSourc
 
 InputBuffers::InputBuffers(Context& context, const ImageDataset& dataset, std::int64_t capacity,
                            DType dtype)
-    : all_images_(Tensor::empty(
-          context, {capacity, dataset.channels(), dataset.height(), dataset.width()}, dtype,
-          MemoryCategory::inputs)),
+    : all_images_(Tensor::empty(context,
+                                {capacity, dataset.channels(), dataset.height(), dataset.width()},
+                                dtype, MemoryCategory::inputs)),
       all_labels_(Tensor::empty(context, {capacity}, DType::i64, MemoryCategory::inputs)) {}
 
 void InputBuffers::stage_shape(std::int64_t count) {

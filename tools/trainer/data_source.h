@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The images of a run: which data set, how pixels are normalised, and the device buffers that batches
-// are copied into.
+// The images of a run: which data set, how pixels are normalised, and the device buffers that
+// batches are copied into.
 #pragma once
 
 #include <sherd/runtime/data/batch_loader.h>
@@ -15,12 +15,13 @@ namespace sherd {
 
 struct DataSource {
   std::shared_ptr<const ImageDataset> train, test;  // null where not asked for
-  std::vector<double> mean, stddev;  // one per channel
+  std::vector<double> mean, stddev;                 // one per channel
 };
 
 enum class DataParts : std::uint8_t { train_and_test, test };
 
-// Opens the data set of the settings. Synthetic test images are other ones than the training images.
+// Opens the data set of the settings. Synthetic test images are other ones than the training
+// images.
 SHERD_API DataSource open_data(const TrainSettings& settings,
                                DataParts parts = DataParts::train_and_test);
 
@@ -33,8 +34,8 @@ class SHERD_API InputBuffers {
  public:
   InputBuffers(Context& context, const ImageDataset& dataset, std::int64_t capacity, DType dtype);
 
-  // Copies samples [begin, begin + count) of the batch (fp32, or fp64 when dtype is) and makes images()
-  // and labels() views of exactly these.
+  // Copies samples [begin, begin + count) of the batch (fp32, or fp64 when dtype is) and makes
+  // images() and labels() views of exactly these.
   void stage(const Batch& batch, std::int64_t begin, std::int64_t count);
   // The same for `count` samples with no values: on meta, and for timing.
   void stage_shape(std::int64_t count);

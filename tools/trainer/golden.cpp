@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/tools/trainer/golden.h>
 
+#include <sherd/autograd/tape.h>
+#include <sherd/kernels/elementwise.h>
 #include <sherd/models/vit.h>
 #include <sherd/models/weights.h>
 #include <sherd/runtime/data/idx.h>
 #include <sherd/runtime/io/file.h>
 #include <sherd/runtime/io/safetensors.h>
 #include <sherd/runtime/suggest.h>
-#include <sherd/kernels/elementwise.h>
-#include <sherd/autograd/tape.h>
 #include <sherd/tools/trainer/training_step.h>
 
 #include <algorithm>
@@ -126,17 +126,17 @@ void read_data(Fields fields, const GoldenOptions& options, Golden& golden) {
   SHERD_CHECK(split == "train" || split == "test",
               "golden.json: data.split '{}': expected train or test", split);
   if (set == "idx") {
-    golden.dataset = load_idx_dataset(golden.path(fields.get<std::string>("images")),
-                                      golden.path(fields.get<std::string>("labels")),
-                                      golden.model.classes);
+    golden.dataset =
+        load_idx_dataset(golden.path(fields.get<std::string>("images")),
+                         golden.path(fields.get<std::string>("labels")), golden.model.classes);
   } else {
     golden.dataset = load_mnist_like(options.data_dir, set, split);
   }
   const auto order = fields.get<std::string>("order", "file");
   // The golden files explain the order after a semicolon.
-  SHERD_CHECK(order == "file" ||
-                  order == "file; step s takes images [s*batch_size, (s+1)*batch_size)",
-              "golden.json: data.order '{}': only 'file' is known", order);
+  SHERD_CHECK(
+      order == "file" || order == "file; step s takes images [s*batch_size, (s+1)*batch_size)",
+      "golden.json: data.order '{}': only 'file' is known", order);
   const auto values = [&](const char* name) {
     return fields.at(name).is_array() ? fields.get<std::vector<double>>(name)
                                       : std::vector<double>{fields.get<double>(name)};
@@ -234,10 +234,9 @@ void compare_weights(const Module& model, const std::string& path, GoldenResult&
               model.parameters().size());
   for (const Parameter* parameter : model.parameters()) {
     const SafetensorsEntry* entry = file.find(parameter->name());
-    SHERD_CHECK(entry != nullptr && entry->shape == parameter->shape() &&
-                    entry->dtype == DType::f64,
-                "{}: expected '{}' as F64 {}", path, parameter->name(),
-                parameter->shape().to_string());
+    SHERD_CHECK(
+        entry != nullptr && entry->shape == parameter->shape() && entry->dtype == DType::f64,
+        "{}: expected '{}' as F64 {}", path, parameter->name(), parameter->shape().to_string());
     std::vector<double> given(static_cast<std::size_t>(parameter->numel()));
     std::memcpy(given.data(), file.bytes(*entry).data(), given.size() * sizeof(double));
     const Tensor& data = parameter->data();
@@ -290,7 +289,8 @@ LogitsResult compare_logits(Context& context, Module& model,
   result.images = count;
   for (std::size_t i = 0; i < given.size(); ++i) {
     SHERD_CHECK(static_cast<std::int64_t>(given[i].size()) == logits.dim(1),
-                "{}: image {} has {} logits, the model {}", path, i, given[i].size(), logits.dim(1));
+                "{}: image {} has {} logits, the model {}", path, i, given[i].size(),
+                logits.dim(1));
     for (std::size_t c = 0; c < given[i].size(); ++c) {
       const double error = std::abs(values[i * given[i].size() + c] - given[i][c]);
       if (!(error <= result.worst_error)) result.worst_error = error;
@@ -301,7 +301,7 @@ LogitsResult compare_logits(Context& context, Module& model,
 
 GoldenResult run_golden(const GoldenOptions& options,
                         const std::function<void(const GoldenStep&)>& on_step) {
-  const double tolerance = options.tolerance > 0.0          ? options.tolerance
+  const double tolerance = options.tolerance > 0.0       ? options.tolerance
                            : options.dtype == DType::f64 ? 1e-9
                                                          : 1e-4;
   SHERD_CHECK(options.dtype == DType::f64 || options.dtype == DType::f32,
@@ -341,9 +341,9 @@ GoldenResult run_golden(const GoldenOptions& options,
     on_step(given);
   }
   if (has_final) compare_weights(model, final_weights, result);
-  result.weight_tolerance = options.weight_tolerance >= 0.0         ? options.weight_tolerance
-                            : options.dtype == DType::f64 ? 1e-8
-                                                                    : -1.0;
+  result.weight_tolerance = options.weight_tolerance >= 0.0 ? options.weight_tolerance
+                            : options.dtype == DType::f64   ? 1e-8
+                                                            : -1.0;
   result.tolerance = tolerance;
   result.passed = result.worst_error <= tolerance &&
                   (!result.weights_compared || result.weight_tolerance < 0.0 ||

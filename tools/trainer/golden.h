@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Golden runs: a folder with golden.json (model, data, loss, optimizer, schedule, and the loss and
-// gradient norm of every step as another program computed them), initial.safetensors, and optionally
-// final_float64.safetensors. Repeating one checks the whole training step at once.
+// gradient norm of every step as another program computed them), initial.safetensors, and
+// optionally final_float64.safetensors. Repeating one checks the whole training step at once.
 #pragma once
 
 #include <sherd/models/module.h>
@@ -20,8 +20,8 @@ struct GoldenOptions {
   std::string data_dir;  // of the data set's IDX files; empty: where Debian's package puts them
   DType dtype = DType::f64;
   double tolerance = 0.0;  // relative, of losses and gradient norms; 0: 1e-9 in fp64, 1e-4 in fp32
-  // Largest absolute difference of a final weight. Negative: 1e-8 in fp64, not checked in fp32 (where
-  // AdamW turns the rounding noise of gradients that are zero in theory into updates).
+  // Largest absolute difference of a final weight. Negative: 1e-8 in fp64, not checked in fp32
+  // (where AdamW turns the rounding noise of gradients that are zero in theory into updates).
   double weight_tolerance = -1.0;
   int threads = 0;
 };
@@ -37,7 +37,7 @@ struct GoldenStep {
 struct GoldenResult {
   std::int64_t steps = 0;
   double tolerance = 0.0, worst_error = 0.0;  // over all steps
-  bool weights_compared = false;  // was there a final_float64.safetensors?
+  bool weights_compared = false;              // was there a final_float64.safetensors?
   double worst_weight_error = 0.0;
   std::string worst_weight;
   double weight_tolerance = 0.0;  // negative: not checked
@@ -54,8 +54,8 @@ struct LogitsResult {
   double worst_error = 0.0;  // largest absolute difference
 };
 
-// Compares the model's logits of the first images of a data set with those in a JSON file: an object
-// whose "logits" is a list of one list of numbers per image.
+// Compares the model's logits of the first images of a data set with those in a JSON file: an
+// object whose "logits" is a list of one list of numbers per image.
 SHERD_API LogitsResult compare_logits(Context& context, Module& model,
                                       const std::shared_ptr<const ImageDataset>& dataset,
                                       BatchLoaderOptions options, const std::string& path);

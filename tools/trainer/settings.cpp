@@ -3,13 +3,13 @@
 
 #include <sherd/runtime/suggest.h>
 
+#include <toml++/toml.h>
 #include <algorithm>
 #include <charconv>
 #include <cmath>
-#include <limits>
 #include <filesystem>
+#include <limits>
 #include <sstream>
-#include <toml++/toml.h>
 
 namespace sherd {
 namespace {
@@ -113,7 +113,8 @@ std::string toml_quoted(const std::string& text) {
 
 const std::vector<Setting>& setting_table() {
   static const std::vector<Setting> table{
-      {"model.preset", &T::preset, "a timm model name, see `sherd inspect model`; sets the rest of [model]"},
+      {"model.preset", &T::preset,
+       "a timm model name, see `sherd inspect model`; sets the rest of [model]"},
       {"model.patch", &T::patch, "side of a square patch, in pixels; must divide the image"},
       {"model.dim", &T::dim, "features of a token"},
       {"model.depth", &T::depth, "number of blocks"},
@@ -128,14 +129,17 @@ const std::vector<Setting>& setting_table() {
       {"model.drop_path", &T::drop_path, "stochastic depth rate of the last block"},
       {"model.weights", &T::weights, "start from this safetensors file (timm's keys)"},
       {"data.dataset", &T::dataset, "fashion-mnist, mnist or synthetic"},
-      {"data.data_dir", &T::data_dir, "folder of the IDX files; empty: where Debian's package puts them"},
+      {"data.data_dir", &T::data_dir,
+       "folder of the IDX files; empty: where Debian's package puts them"},
       {"data.image_size", &T::image_size, "channels x height x width of synthetic images"},
       {"data.images", &T::images, "how many synthetic images"},
       {"data.classes", &T::classes, "classes of synthetic images"},
-      {"data.mean", &T::mean, "subtracted from pixels in [0, 1], one a channel; empty: the data set's"},
+      {"data.mean", &T::mean,
+       "subtracted from pixels in [0, 1], one a channel; empty: the data set's"},
       {"data.stddev", &T::stddev, "divides them afterwards, one a channel; empty: the data set's"},
       {"data.shuffle", &T::shuffle, "a new order each epoch, from the seed; no: file order"},
-      {"data.workers", &T::workers, "threads that prepare batches; 0: none. Never changes a result"},
+      {"data.workers", &T::workers,
+       "threads that prepare batches; 0: none. Never changes a result"},
       {"optimizer.optimizer", &T::optimizer, "adamw or sgd"},
       {"optimizer.lr", &T::lr, "learning rate after the warm-up"},
       {"optimizer.weight_decay", &T::weight_decay,
@@ -145,25 +149,30 @@ const std::vector<Setting>& setting_table() {
       {"optimizer.eps", &T::eps, "AdamW: added to the denominator"},
       {"optimizer.momentum", &T::momentum, "SGD: momentum"},
       {"optimizer.nesterov", &T::nesterov, "SGD: Nesterov's momentum"},
-      {"optimizer.clip_grad_norm", &T::clip_grad_norm, "largest global gradient norm; 0: no clipping"},
+      {"optimizer.clip_grad_norm", &T::clip_grad_norm,
+       "largest global gradient norm; 0: no clipping"},
       {"optimizer.label_smoothing", &T::label_smoothing, "of the cross-entropy targets"},
       {"schedule.schedule", &T::schedule, "cosine, linear or constant"},
       {"schedule.min_lr", &T::min_lr, "learning rate at the end"},
-      {"schedule.warmup_epochs", &T::warmup_epochs, "length of the linear warm-up; up to 1, at most half of the run"},
+      {"schedule.warmup_epochs", &T::warmup_epochs,
+       "length of the linear warm-up; up to 1, at most half of the run"},
       {"schedule.warmup_steps", &T::warmup_steps, "the same in steps; -1: by warmup_epochs"},
       {"run.epochs", &T::epochs, "passes over the training images"},
-      {"run.max_steps", &T::max_steps, "stop (and end the schedule) after this many steps; 0: by epochs"},
+      {"run.max_steps", &T::max_steps,
+       "stop (and end the schedule) after this many steps; 0: by epochs"},
       {"run.batch_size", &T::batch_size, "samples of one optimizer step"},
       {"run.micro_batch", &T::micro_batch, "samples of one forward pass; 0: the whole batch"},
       {"run.device", &T::device, "cpu; bench takes meta too, which plans and computes nothing"},
       {"run.dtype", &T::dtype, "f32 or f64"},
-      {"run.memory_limit", &T::memory_limit, "most memory to reserve, such as 6GiB; empty: no limit"},
+      {"run.memory_limit", &T::memory_limit,
+       "most memory to reserve, such as 6GiB; empty: no limit"},
       {"run.threads", &T::threads, "CPU threads of the kernels; 0: OMP_NUM_THREADS, or all"},
       {"run.seed", &T::seed, "of initial weights, data order and dropout"},
       {"run.out", &T::out, "folder of the results; empty: runs/DATASET-TIME"},
       {"run.trace", &T::trace, "write a Chrome trace of the first 10 steps to this new file"},
       {"run.log_every", &T::log_every, "steps between lines of the log"},
-      {"run.eval_every", &T::eval_every, "epochs between evaluations on the test images; 0: at the end"},
+      {"run.eval_every", &T::eval_every,
+       "epochs between evaluations on the test images; 0: at the end"},
   };
   return table;
 }
@@ -189,7 +198,8 @@ void assign(TrainSettings& settings, const std::string& key, const std::string& 
         if constexpr (std::is_same_v<Value, std::string>) {
           target = value;
         } else if constexpr (std::is_same_v<Value, bool>) {
-          const bool yes = value == "yes" || value == "true", no = value == "no" || value == "false";
+          const bool yes = value == "yes" || value == "true",
+                     no = value == "no" || value == "false";
           SHERD_CHECK(yes || no, "{}: expected yes or no, got '{}'", source, value);
           target = yes;
         } else if constexpr (std::is_same_v<Value, std::vector<double>>) {
@@ -214,7 +224,8 @@ std::string value_text(const TrainSettings& settings, const Setting& setting) {
           return value ? "yes" : "no";
         } else if constexpr (std::is_same_v<Value, std::vector<double>>) {
           std::string text;
-          for (const double item : value) text += fmt::format("{}{}", text.empty() ? "" : ",", item);
+          for (const double item : value)
+            text += fmt::format("{}{}", text.empty() ? "" : ",", item);
           return text;
         } else {
           return fmt::format("{}", value);
@@ -257,10 +268,12 @@ TrainSettings resolve_settings(const Assignments& file, const Assignments& flags
     return std::ranges::any_of(assignments, [&](const auto& a) { return a.first == key; });
   };
   if (gives(flags, "model.preset")) {
-    for (const char* key : {"model.patch", "model.dim", "model.depth", "model.heads", "model.mlp_ratio"}) {
-      SHERD_CHECK(!gives(file, key),
-                  "--preset {}: the settings file sets {}; remove it there, or leave the preset out",
-                  settings.preset, key);
+    for (const char* key :
+         {"model.patch", "model.dim", "model.depth", "model.heads", "model.mlp_ratio"}) {
+      SHERD_CHECK(
+          !gives(file, key),
+          "--preset {}: the settings file sets {}; remove it there, or leave the preset out",
+          settings.preset, key);
     }
   }
   if (!settings.preset.empty()) {
@@ -307,7 +320,8 @@ void check_used(const TrainSettings& s, const Assignments& given) {
 }
 
 std::string settings_to_toml(const TrainSettings& settings) {
-  std::string text = "# Every setting of this run; `sherd train FILE` repeats it in a new folder.\n";
+  std::string text =
+      "# Every setting of this run; `sherd train FILE` repeats it in a new folder.\n";
   std::string section;
   for (const Setting& setting : setting_table()) {
     if (setting.key == "run.out" || setting.key == "run.trace") continue;
@@ -328,15 +342,15 @@ std::string settings_to_toml(const TrainSettings& settings) {
 }
 
 void check_range(const char* flag, std::int64_t value, std::int64_t low, std::int64_t high) {
-  SHERD_CHECK(value >= low && value <= high, "{}: expected {} to {}, got {}", flag, low, high, value);
+  SHERD_CHECK(value >= low && value <= high, "{}: expected {} to {}, got {}", flag, low, high,
+              value);
 }
 
 std::size_t parse_bytes(const std::string& text) {
   if (text.empty()) return 0;
   static constexpr std::pair<const char*, double> kUnits[] = {
-      {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40},
-      {"KB", 1e3},     {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12},
-      {"B", 1.0},      {"", 1.0}};
+      {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}, {"KB", 1e3},
+      {"MB", 1e6},     {"GB", 1e9},     {"TB", 1e12},    {"B", 1.0},      {"", 1.0}};
   for (const auto& [unit, factor] : kUnits) {
     if (!text.ends_with(unit)) continue;
     double value = 0.0;

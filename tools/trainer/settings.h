@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The settings of a training run, and the one table that the command line, TOML files and the resolved
-// configuration beside a run are all read from and written by.
+// The settings of a training run, and the one table that the command line, TOML files and the
+// resolved configuration beside a run are all read from and written by.
 //
 // Later wins: defaults, then the model preset, then the TOML file, then flags.
 #pragma once
@@ -27,7 +27,7 @@ struct TrainSettings {
   std::string weights;
   // [data]
   std::string dataset = "fashion-mnist", data_dir;
-  std::string image_size = "3x224x224";  // of synthetic images
+  std::string image_size = "3x224x224";      // of synthetic images
   std::int64_t images = 1024, classes = 10;  // of synthetic data
   std::vector<double> mean, stddev;          // empty: the data set's own
   bool shuffle = true;
@@ -78,12 +78,13 @@ SHERD_API void check_used(const TrainSettings& settings, const Assignments& give
 SHERD_API void assign(TrainSettings& settings, const std::string& key, const std::string& value,
                       const std::string& source);
 SHERD_API std::string value_text(const TrainSettings& settings, const Setting& setting);
-// The whole configuration as TOML, which read_toml_settings reads back to the same settings, but for
-// the folder and the trace that belong to one run.
+// The whole configuration as TOML, which read_toml_settings reads back to the same settings, but
+// for the folder and the trace that belong to one run.
 SHERD_API std::string settings_to_toml(const TrainSettings& settings);
 
 // Throws, naming the flag, unless low <= value <= high.
-SHERD_API void check_range(const char* flag, std::int64_t value, std::int64_t low, std::int64_t high);
+SHERD_API void check_range(const char* flag, std::int64_t value, std::int64_t low,
+                           std::int64_t high);
 // "6GiB", "512MiB", "1000000" → bytes; empty → 0.
 SHERD_API std::size_t parse_bytes(const std::string& text);
 

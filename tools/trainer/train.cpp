@@ -3,6 +3,7 @@
 
 #include <sherd/models/weights.h>
 #include <sherd/runtime/io/file.h>
+#include <sherd/runtime/io/trace_file.h>
 
 #include <algorithm>
 #include <chrono>
@@ -110,9 +111,9 @@ class Run {
                                            step_settings(settings_, schedule));
     loader_ = std::make_unique<BatchLoader>(
         data_.train, loader_options(settings_, data_, settings_.batch_size, settings_.shuffle));
-    const std::int64_t capacity =
-        settings_.micro_batch > 0 ? settings_.micro_batch
-                                  : std::min(settings_.batch_size, info_.train_images);
+    const std::int64_t capacity = settings_.micro_batch > 0
+                                      ? settings_.micro_batch
+                                      : std::min(settings_.batch_size, info_.train_images);
     inputs_ = std::make_unique<InputBuffers>(context_, *data_.train, capacity,
                                              dtype_from_name(settings_.dtype));
   }
@@ -177,8 +178,8 @@ class Run {
                 format_bytes(bytes));
   }
 
-  // A run that fails keeps what it has learnt; one that fails before its first step leaves no trace,
-  // so that the corrected command can be repeated.
+  // A run that fails keeps what it has learnt; one that fails before its first step leaves no
+  // trace, so that the corrected command can be repeated.
   [[noreturn]] void give_up(const std::string& reason) {
     if (step_->steps_done() == 0) {
       log_.reset();
@@ -197,7 +198,8 @@ class Run {
       saved = fmt::format(" (and the weights could not be saved: {})", error.what());
     }
     try {
-      log_->write(json{{"event", "error"}, {"steps", step_->steps_done()}, {"error", reason}}.dump());
+      log_->write(
+          json{{"event", "error"}, {"steps", step_->steps_done()}, {"error", reason}}.dump());
     } catch (const Error&) {  // the log may be what failed
     }
     fail("{}{}", reason, saved);
@@ -212,7 +214,8 @@ class Run {
       images_done += samples;
       outcome_.train_seconds += info.seconds;
       const bool last = epoch + 1 == info_.epochs;
-      const bool due = last || (settings_.eval_every > 0 && (epoch + 1) % settings_.eval_every == 0);
+      const bool due =
+          last || (settings_.eval_every > 0 && (epoch + 1) % settings_.eval_every == 0);
       if (due && !outcome_.stopped) {
         info.test = evaluate_now();
         info.evaluated = !outcome_.stopped;
@@ -280,7 +283,8 @@ class Run {
     outcome_.at_peak = ledger.at_peak();
     outcome_.peaks = ledger.peaks();
     outcome_.peak_bytes = ledger.peak_total();
-    outcome_.peak_reserved_bytes = static_cast<std::int64_t>(context_.allocator().peak_reserved_bytes());
+    outcome_.peak_reserved_bytes =
+        static_cast<std::int64_t>(context_.allocator().peak_reserved_bytes());
     log_->write(json{{"event", "end"},
                      {"stopped", outcome_.stopped},
                      {"steps", outcome_.steps},
@@ -302,7 +306,7 @@ class Run {
     if (!context_.trace().enabled()) return;
     context_.trace().enable(false);
     try {
-      context_.trace().write(settings_.trace);
+      sherd::write_trace(context_.trace(), settings_.trace);
     } catch (const Error& error) {
       observer_.on_warning(error.what());
     }

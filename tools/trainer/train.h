@@ -51,16 +51,17 @@ struct TrainOutcome {
   std::int64_t steps = 0;
   bool stopped = false;  // by the observer; the weights are saved all the same
   EvaluationResult test;
-  double train_seconds = 0.0;        // of the steps alone, data waits included
+  double train_seconds = 0.0;  // of the steps alone, data waits included
   double images_per_second = 0.0;
   MemoryBreakdown at_peak{}, peaks{};
   std::int64_t peak_bytes = 0, peak_reserved_bytes = 0;
   std::string weights_path, log_path, config_path;
 };
 
-// Creates `settings.out` (it must not hold a run already) with config.toml, log.jsonl and, at the end,
-// model.safetensors. Settings that cannot be honoured throw before anything is created. A failure after
-// the first step saves what was learnt as model-before-error.safetensors, and says so.
+// Creates `settings.out` (it must not hold a run already) with config.toml, log.jsonl and, at the
+// end, model.safetensors. Settings that cannot be honoured throw before anything is created. A
+// failure after the first step saves what was learnt as model-before-error.safetensors, and says
+// so.
 SHERD_API TrainOutcome train(const TrainSettings& settings, TrainObserver& observer);
 
 // The optimizer of the settings.

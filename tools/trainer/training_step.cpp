@@ -39,9 +39,8 @@ double TrainingStep::forward_backward(const InputBuffers& inputs, std::int64_t s
   return context_.is_meta() ? 0.0 : loss.tensor().item();
 }
 
-StepResult TrainingStep::run_staged(
-    InputBuffers& inputs, std::int64_t samples,
-    const std::function<void(std::int64_t, std::int64_t)>& stage) {
+StepResult TrainingStep::run_staged(InputBuffers& inputs, std::int64_t samples,
+                                    const std::function<void(std::int64_t, std::int64_t)>& stage) {
   const TraceScope trace(context_.trace(), "step", "step");
   model_.set_training(true);
   StepResult result;
@@ -92,10 +91,12 @@ void TrainingStep::check_finite(const StepResult& result, const InputBuffers& in
       }
     }
   }
-  fail("step {}: the {} is not finite (loss {}, gradient norm {}); first seen in {}. The step was not "
-       "taken; try a lower learning rate, a longer warm-up or clipping",
-       result.step, std::isfinite(result.loss) ? "gradient" : "loss", result.loss, result.grad_norm,
-       where.empty() ? "the loss itself" : where);
+  fail(
+      "step {}: the {} is not finite (loss {}, gradient norm {}); first seen in {}. The step was "
+      "not "
+      "taken; try a lower learning rate, a longer warm-up or clipping",
+      result.step, std::isfinite(result.loss) ? "gradient" : "loss", result.loss, result.grad_norm,
+      where.empty() ? "the loss itself" : where);
 }
 
 std::string find_non_finite(Module& model, const Tensor& images) {
@@ -113,12 +114,13 @@ std::string find_non_finite(Module& model, const Tensor& images) {
     }
   } hooks;
   model.for_each_module([&](Module& module) {
-    hooks.all.emplace_back(&module, module.add_post_forward_hook([&where](Module& m, const Variable& y) {
-      if (where.empty() && first_non_finite(y.tensor()) >= 0) {
-        where = m.name().empty() ? "the model's output" : "the output of layer " + m.name();
-      }
-      return y;
-    }));
+    hooks.all.emplace_back(
+        &module, module.add_post_forward_hook([&where](Module& m, const Variable& y) {
+          if (where.empty() && first_non_finite(y.tensor()) >= 0) {
+            where = m.name().empty() ? "the model's output" : "the output of layer " + m.name();
+          }
+          return y;
+        }));
   });
   const NoGradScope no_grad(images.context());
   model(images);

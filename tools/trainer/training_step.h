@@ -31,11 +31,12 @@ class SHERD_API TrainingStep {
  public:
   TrainingStep(Context& context, Module& model, Optimizer& optimizer, const StepSettings& settings);
 
-  // Trains on the batch, staging it through `inputs` one micro-batch at a time. Throws when the loss or
-  // a gradient is not finite, naming the step and the first layer or parameter where that shows; the
-  // weights are then still those before the step.
+  // Trains on the batch, staging it through `inputs` one micro-batch at a time. Throws when the
+  // loss or a gradient is not finite, naming the step and the first layer or parameter where that
+  // shows; the weights are then still those before the step.
   StepResult run(InputBuffers& inputs, const Batch& batch);
-  // The same on `samples` samples whose values are whatever the buffers hold: for meta and for timing.
+  // The same on `samples` samples whose values are whatever the buffers hold: for meta and for
+  // timing.
   StepResult run_shape(InputBuffers& inputs, std::int64_t samples);
 
   std::int64_t steps_done() const { return steps_; }
@@ -55,8 +56,8 @@ class SHERD_API TrainingStep {
   std::int64_t steps_ = 0;
 };
 
-// "parameter ..." or "module ..." where the first non-finite value of a forward pass shows; empty if
-// there is none.
+// "parameter ..." or "module ..." where the first non-finite value of a forward pass shows; empty
+// if there is none.
 SHERD_API std::string find_non_finite(Module& model, const Tensor& images);
 
 }  // namespace sherd
