@@ -80,6 +80,20 @@ TEST_CASE("matmul: every type and orientation against plain loops") {
   }
 }
 
+TEST_CASE("matmul: long sums are shared out by rows, with the same bits on every run") {
+  for (const int threads : {1, 2, 3, 7}) {
+    Context context({.threads = threads});
+    for (const std::int64_t k : {1000, 2176, 4099}) {
+      const Tensor a = cast(random_matrix(context, k, 33, "a"), DType::f32);
+      const Tensor b = cast(random_matrix(context, k, 17, "b"), DType::f32);
+      const Tensor out = matmul(a, b, true, false);
+      CHECK(worst(out, reference(cast(a, DType::f64), cast(b, DType::f64), true, false)) < 2e-3);
+      const auto first = out.to_vector<float>();
+      for (int i = 0; i < 10; ++i) CHECK(matmul(a, b, true, false).to_vector<float>() == first);
+    }
+  }
+}
+
 TEST_CASE("linear: bias and activation inside the product equal those after it") {
   Context context({.threads = 2});
   for (const DType dtype : {DType::f64, DType::f32, DType::bf16, DType::f16}) {

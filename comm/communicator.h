@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+// Communicator: what ranks say to each other.
+//
+// Every rank of a group makes the same calls in the same order. Each call carries a label (which
+// unit, what for) and is compared across the ranks before data moves: ranks that disagree about the
+// operation, type, count or label all get one Error that names them and what each called. A rank
+// that fails calls abort(); the others, wherever they wait, then throw its reason. So a run ends
+// with a message, never with a hang.
+//
+// Sums are taken by our own code in one fixed balanced tree over the ranks, ((0+1)+(2+3))+..., in
+// fp32 for 16-bit types, so a result depends on the values and the number of ranks alone: not on
+// timing, not on the backend.
+//
+// Calls block. A sharding engine puts them on a stream of its own to overlap them with computation.
+// One communicator is used by one thread at a time; use one per stream.
+#pragma once
+
+#include <sherd/runtime/dtype.h>
+
+#include <cstdint>
+#include <memory>
+#include <span>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace sherd {
+
+enum class ReduceOp : std::uint8_t { sum, average, max };
+
+enum class Collective : std::uint8_t {
+  all_reduce,
+  reduce_scatter,
+  all_gather,
+  broadcast,
+  all_to_all,
+  barrier,
+};
+inline constexpr std::size_t kCollectives = 6;
+SHERD_API std::string_view name_of(Collective collective);
+
+// What this rank has sent since it was made: bytes are the elements a rank must send to others by
+// the usual accounting, (N-1)/N of the whole buffer for a gather or a reduce-scatter of N ranks,
+// twice that for an all-reduce, whatever way a backend really takes.
+struct CommunicationCounters {
+  std::int64_t calls[kCollectives] = {};
+  std::int64_t bytes[kCollectives] = {};
+  std::int64_t total_bytes() const;
+};
+
+class SHERD_API Communicator {
+ public:
+  virtual ~Communicator();
+  Communicator(const Communicator&) = delete;
+  Communicator& operator=(const Communicator&) = delete;
+
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  const CommunicationCounters& counters() const { return counters_; }
+
+  // data[count] := the reduction of all ranks' data.
+  void all_reduce(void* data, std::int64_t count, DType dtype, ReduceOp op, std::string_view label);
+  // input[size * count], output[count] := rank r gets the reduction of everybody's r-th piece.
+  // output may be this rank's own piece of input.
+  void reduce_scatter(const void* input, void* output, std::int64_t count, DType dtype, ReduceOp op,
+                      std::string_view label);
+  // input[count], output[size * count] := everybody's input, by rank. input may be this rank's own
+  // piece of output.
+  void all_gather(const void* input, void* output, std::int64_t count, DType dtype,
+                  std::string_view label);
+  // data[count] := root's data.
+  void broadcast(void* data, std::int64_t count, DType dtype, int root, std::string_view label);
+  // input[size * count], output[size * count] := piece r goes to rank r. Not in place.
+  void all_to_all(const void* input, void* output, std::int64_t count, DType dtype,
+                  std::string_view label);
+  void barrier(std::string_view label);
+
+  // Ends the group: every rank that waits or calls from now on throws this reason. Any thread.
+  virtual void abort(const std::string& reason) = 0;
+
+ protected:
+  Communicator(int rank, int size);
+
+  struct Call {
+    Collective collective;
+    DType dtype;
+    ReduceOp op;
+    std::int64_t count;  // elements of one rank's piece
+    int root;
+    std::string_view label;
+    std::size_t element_bytes() const { return size_of(dtype); }
+    // "all_gather of 512 x f32 for 'blocks.3 unshard'", for messages
+    std::string describe() const;
+    std::uint64_t fingerprint(std::int64_t sequence) const;
+  };
+  // Does the work. `input` and `output` as above; data is both for all_reduce and broadcast.
+  virtual void run(const Call& call, const void* input, void* output) = 0;
+
+ private:
+  void start(const Call& call, const void* input, void* output);
+
+  int rank_, size_;
+  CommunicationCounters counters_;
+};
+
+// The only rank of a group. Data is really copied, so that code that forgets an output is noticed.
+SHERD_API std::unique_ptr<Communicator> make_self_communicator();
+
+// The ranks of one process, a thread each. All communicators of a group are made together; element
+// r goes to the thread of rank r.
+SHERD_API std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size);
+
+// A rank of a group of any size that exists only on paper: counts calls and bytes, moves nothing.
+SHERD_API std::unique_ptr<Communicator> make_meta_communicator(int rank, int size);
+
+// What to break, for tests: at this rank's call number `call` (from 0).
+struct Fault {
+  enum class Kind { delay, fail, different_label };
+  Kind kind = Kind::delay;
+  std::int64_t call = 0;       // -1: every call
+  double delay_seconds = 0.0;  // of delay
+  std::string reason = "injected fault";
+};
+// Passes every call on to `inner`, with faults.
+SHERD_API std::unique_ptr<Communicator> make_faulty_communicator(
+    std::unique_ptr<Communicator> inner, std::vector<Fault> faults);
+
+}  // namespace sherd
