@@ -39,13 +39,6 @@ void scale(int threads, std::int64_t n, const T* a, acc_t<T> factor, T* out) {
 }
 
 template <typename T>
-void multiply(int threads, std::int64_t n, const T* a, const T* b, T* out) {
-  parallel_vectors<T>(threads, n, [=](std::int64_t i, int count) {
-    store<T>(out + i, load<T>(a + i, count) * load<T>(b + i, count), count);
-  });
-}
-
-template <typename T>
 void relu_forward(int threads, std::int64_t n, const T* input, T* output) {
   parallel_vectors<T>(threads, n, [=](std::int64_t i, int count) {
     // In this order a NaN, which is not less than zero, is what vmax picks.
@@ -164,7 +157,6 @@ void cast(int threads, std::int64_t n, const From* in, To* out) {
   template void add_inplace<T>(int, std::int64_t, const T*, T*);                               \
   template void accumulate<T>(int, std::int64_t, const T*, acc_t<T>*);                         \
   template void scale<T>(int, std::int64_t, const T*, acc_t<T>, T*);                           \
-  template void multiply<T>(int, std::int64_t, const T*, const T*, T*);                        \
   template void relu_forward<T>(int, std::int64_t, const T*, T*);                              \
   template void relu_backward<T>(int, std::int64_t, const T*, const T*, T*);                   \
   template void scale_rows<T>(int, std::int64_t, std::int64_t, const T*, const acc_t<T>*, T*); \

@@ -21,8 +21,6 @@ template <typename T>  // y += x, the sum kept in the arithmetic type (a gradien
 void accumulate(int threads, std::int64_t n, const T* x, acc_t<T>* y);
 template <typename T>  // out = a * factor
 void scale(int threads, std::int64_t n, const T* a, acc_t<T> factor, T* out);
-template <typename T>  // out = a * b
-void multiply(int threads, std::int64_t n, const T* a, const T* b, T* out);
 
 // max(x, 0); a NaN stays a NaN.
 template <typename T>

@@ -26,28 +26,6 @@ SHERD_INLINE void reduce_blocks(int threads, std::int64_t n, const T* in, acc_t<
                   });
 }
 
-// The largest of `count` numbers that are not negative; NaN where there is one.
-template <typename A>
-A largest_or_nan(const A* x, std::int64_t count) {
-  A best = 0;
-  for (std::int64_t i = 0; i < count && best == best; ++i) {
-    if (!(x[i] <= best)) best = x[i];
-  }
-  return best;
-}
-
-template <typename T>
-SHERD_INLINE acc_t<T> max_abs_block(const T* x, std::int64_t count) {
-  Mask<T> best = {};
-  for_each_vector<T>(
-      count, [&](std::int64_t i, int lanes) __attribute__((always_inline)) {
-        best = vmax(best, magnitude_bits<T>(load<T>(x + i, lanes)));
-      });
-  acc_t<T> lane[kLanes<T>];
-  std::memcpy(lane, &best, sizeof best);
-  return largest_or_nan(lane, kLanes<T>);
-}
-
 }  // namespace
 
 template <typename T>
@@ -74,13 +52,6 @@ acc_t<T> sum(int threads, std::int64_t n, const T* in, acc_t<T>* workspace) {
 }
 
 template <typename T>
-acc_t<T> max_abs(int threads, std::int64_t n, const T* in, acc_t<T>* workspace) {
-  reduce_blocks<T>(threads, n, in, workspace,
-                   [](const T* x, std::int64_t count) { return max_abs_block<T>(x, count); });
-  return largest_or_nan(workspace, block_count(n));
-}
-
-template <typename T>
 std::int64_t first_non_finite(int threads, std::int64_t n, const T* in) {
   using A = acc_t<T>;
   std::atomic<std::int64_t> found = n;
@@ -104,7 +75,6 @@ std::int64_t first_non_finite(int threads, std::int64_t n, const T* in) {
 #define SHERD_INSTANTIATE(T)                                            \
   template std::size_t reduce_workspace_bytes<T>(std::int64_t);         \
   template acc_t<T> sum<T>(int, std::int64_t, const T*, acc_t<T>*);     \
-  template acc_t<T> max_abs<T>(int, std::int64_t, const T*, acc_t<T>*); \
   template std::int64_t first_non_finite<T>(int, std::int64_t, const T*);
 SHERD_INSTANTIATE(double)
 SHERD_INSTANTIATE(float)

@@ -12,22 +12,15 @@ namespace sherd::cpu {
 
 inline constexpr std::int64_t kReduceBlock = 4096;
 
-// Bytes of workspace for sum and max_abs: one number a block.
+// Bytes of workspace for sum: one number a block.
 template <typename T>
 std::size_t reduce_workspace_bytes(std::int64_t n);
 
 template <typename T>
 acc_t<T> sum(int threads, std::int64_t n, const T* in, acc_t<T>* workspace);
-// The largest magnitude (0 of nothing); NaN where there is one.
-template <typename T>
-acc_t<T> max_abs(int threads, std::int64_t n, const T* in, acc_t<T>* workspace);
 
 // The index of the first element that is infinite or NaN, or -1.
 template <typename T>
 std::int64_t first_non_finite(int threads, std::int64_t n, const T* in);
-template <typename T>
-bool any_non_finite(int threads, std::int64_t n, const T* in) {
-  return first_non_finite(threads, n, in) >= 0;
-}
 
 }  // namespace sherd::cpu

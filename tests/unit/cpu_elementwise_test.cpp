@@ -34,8 +34,6 @@ TEST_CASE_TEMPLATE("cpu elementwise: arithmetic against scalar code", T, ALL_TYP
     Guarded<T> out(n);
     add<T>(1, n, a.data(), b.data(), out.data());
     CHECK(same_bits(out.values(), each(a, b, [](A x, A y) { return x + y; })));
-    multiply<T>(1, n, a.data(), b.data(), out.data());
-    CHECK(same_bits(out.values(), each(a, b, [](A x, A y) { return x * y; })));
     scale<T>(1, n, a.data(), A(0.3), out.data());
     CHECK(same_bits(out.values(), each(a, b, [](A x, A) { return x * A(0.3); })));
     fill<T>(1, n, A(-0.0), out.data());
@@ -118,9 +116,6 @@ TEST_CASE_TEMPLATE("cpu elementwise: same bits wherever cut, on any number of th
   };
   both([&](int t, std::int64_t i, std::int64_t n, T* out) {
     add<T>(t, n, a.data() + i, b.data() + i, out);
-  });
-  both([&](int t, std::int64_t i, std::int64_t n, T* out) {
-    multiply<T>(t, n, a.data() + i, b.data() + i, out);
   });
   both([&](int t, std::int64_t i, std::int64_t n, T* out) {
     scale<T>(t, n, a.data() + i, A(0.7), out);

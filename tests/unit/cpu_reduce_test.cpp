@@ -20,22 +20,19 @@ TEST_CASE_TEMPLATE("cpu reduce: sum and largest magnitude", T, ALL_TYPES) {
     CAPTURE(n);
     const auto in = random_values<T>(n, 1, 1, 0.1);
     long double exact = 0;
-    double largest = 0, partial = 0;
+    double partial = 0;
     A plain = 0;
     for (const T v : in) {
       exact += static_cast<long double>(to_double(v));
       plain += static_cast<A>(v);
       partial = std::max(partial, std::abs(static_cast<double>(plain)));
-      largest = std::max(largest, std::abs(to_double(v)));
     }
     std::vector<A> workspace(reduce_workspace_bytes<T>(n) / sizeof(A));
     const A total = sum<T>(1, n, in.data(), workspace.data());
     const std::vector<double> reference = {static_cast<double>(exact)};
     check_as_good_as(std::vector<A>{total}, reference, std::vector<A>{plain}, 2, partial);
-    CHECK(static_cast<double>(max_abs<T>(1, n, in.data(), workspace.data())) == largest);
     for (int threads = 2; threads <= 3; ++threads) {
       CHECK(same_bits<A>({total}, {sum<T>(threads, n, in.data(), workspace.data())}));
-      CHECK(static_cast<double>(max_abs<T>(threads, n, in.data(), workspace.data())) == largest);
     }
   }
 }
@@ -45,19 +42,14 @@ TEST_CASE_TEMPLATE("cpu reduce: what is not finite is found, wherever it is", T,
   const A nan = std::numeric_limits<A>::quiet_NaN(), inf = std::numeric_limits<A>::infinity();
   for (const std::int64_t n : kManySizes) {
     auto in = random_values<T>(n, 2);
-    std::vector<A> workspace(reduce_workspace_bytes<T>(n) / sizeof(A));
     CHECK(first_non_finite<T>(1, n, in.data()) == -1);
-    CHECK(!any_non_finite<T>(2, n, in.data()));
     if (n == 0) continue;
-    in.back() = T(-inf);
-    CHECK(static_cast<A>(max_abs<T>(2, n, in.data(), workspace.data())) == inf);
     for (std::int64_t at = n - 1; at >= 0; at -= 1 + n / 7) {
       in[static_cast<std::size_t>(at)] = T(at % 2 == 0 ? nan : inf);
       for (int threads = 1; threads <= 3; ++threads) {
         CHECK(first_non_finite<T>(threads, n, in.data()) == at);
       }
       in[static_cast<std::size_t>(at)] = T(nan);
-      CHECK(std::isnan(max_abs<T>(2, n, in.data(), workspace.data())));
     }
   }
 }
