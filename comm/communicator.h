@@ -75,6 +75,10 @@ class SHERD_API Communicator {
                   std::string_view label);
   void barrier(std::string_view label);
 
+  // A new group of the ranks that give the same color, ordered as here. All ranks of this group
+  // call it together. An abort of this group ends the new one too.
+  virtual std::unique_ptr<Communicator> split(int color, std::string_view label) = 0;
+
   // Ends the group: every rank that waits or calls from now on throws this reason. Any thread.
   virtual void abort(const std::string& reason) = 0;
 

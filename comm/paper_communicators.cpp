@@ -14,6 +14,13 @@ class MetaCommunicator final : public Communicator {
   MetaCommunicator(int rank, int size) : Communicator(rank, size) {}
   void abort(const std::string& reason) override { reason_ = reason; }
 
+  std::unique_ptr<Communicator> split(int, std::string_view label) override {
+    fail(
+        "split for '{}': a group on paper cannot ask other ranks for their colors; make a meta "
+        "communicator of the size wanted",
+        label);
+  }
+
  private:
   void run(const Call&, const void*, void*) override {
     if (!reason_.empty()) fail("{}", reason_);
@@ -28,6 +35,11 @@ class FaultyCommunicator final : public Communicator {
         inner_(std::move(inner)),
         faults_(std::move(faults)) {}
   void abort(const std::string& reason) override { inner_->abort(reason); }
+
+  // The new group has no faults; wrap it too where they are wanted.
+  std::unique_ptr<Communicator> split(int color, std::string_view label) override {
+    return inner_->split(color, label);
+  }
 
  private:
   void run(const Call& call, const void* input, void* output) override {

@@ -9,6 +9,7 @@
 
 #include <condition_variable>
 #include <cstring>
+#include <map>
 #include <mutex>
 
 namespace sherd {
@@ -74,6 +75,15 @@ class Group {
     end(reason);
   }
 
+  // The child group of this number and color, made by whichever of its ranks comes first.
+  std::shared_ptr<Group> child(std::int64_t number, int color, int size) {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<Group>& group = children_[{number, color}];
+    if (!group) group = std::make_shared<Group>(size);
+    if (ended_) group->abort(reason_);
+    return group;
+  }
+
   void leave(int rank) {
     const std::lock_guard lock(mutex_);
     const auto index = static_cast<std::size_t>(rank);
@@ -97,6 +107,7 @@ class Group {
     ended_ = true;
     reason_ = reason;
     changed_.notify_all();
+    for (const auto& [key, group] : children_) group->abort(reason);
   }
 
   void throw_if_ended() const {
@@ -111,6 +122,7 @@ class Group {
   std::uint64_t meeting_ = 0;
   bool ended_ = false;
   std::string reason_;
+  std::map<std::pair<std::int64_t, int>, std::shared_ptr<Group>> children_;
 };
 
 class ThreadCommunicator final : public Communicator {
@@ -120,6 +132,19 @@ class ThreadCommunicator final : public Communicator {
   ~ThreadCommunicator() override { group_->leave(rank()); }
 
   void abort(const std::string& reason) override { group_->abort(reason); }
+
+  std::unique_ptr<Communicator> split(int color, std::string_view label) override {
+    std::vector<std::int32_t> colors(static_cast<std::size_t>(size()));
+    const std::int32_t mine = color;
+    all_gather(&mine, colors.data(), 1, DType::i32, label);
+    int members = 0, index = 0;
+    for (int r = 0; r < size(); ++r) {
+      if (colors[static_cast<std::size_t>(r)] != color) continue;
+      if (r == rank()) index = members;
+      ++members;
+    }
+    return std::make_unique<ThreadCommunicator>(group_->child(sequence_, color, members), index);
+  }
 
  private:
   void run(const Call& call, const void* input, void* output) override {

@@ -3,6 +3,7 @@
 // use, and each way in which ranks can fail each other.
 #include <doctest/doctest.h>
 #include <sherd/comm/communicator.h>
+#include <sherd/comm/process_mesh.h>
 #include <sherd/runtime/error.h>
 #include <sherd/runtime/philox.h>
 
@@ -278,6 +279,41 @@ TEST_CASE("communicator: an abort from outside reaches ranks in the middle of a 
     for (const std::string& error : errors) CHECK(error == "stopped by the user");
     CHECK(calls <= 4 * (round + 1));
   }
+}
+
+TEST_CASE(
+    "communicator: groups along the axes of a mesh; contiguous ones of a power of two keep the "
+    "tree") {
+  const ProcessMesh mesh({{"replicate", 2}, {"shard", 4}});
+  run_all(8, [&](Communicator& world) {
+    const auto shard = world.split(mesh.color(world.rank(), "shard"), "shard groups");
+    const auto replicate = world.split(mesh.color(world.rank(), "replicate"), "replicate groups");
+    SHERD_CHECK(shard->size() == 4 && shard->rank() == mesh.coordinate(world.rank(), "shard"),
+                "shard");
+    SHERD_CHECK(
+        replicate->size() == 2 && replicate->rank() == mesh.coordinate(world.rank(), "replicate"),
+        "replicate");
+    std::vector<float> whole = values(world.rank(), 999), parts = whole;
+    world.all_reduce(whole.data(), 999, DType::f32, ReduceOp::sum, "all");
+    shard->all_reduce(parts.data(), 999, DType::f32, ReduceOp::sum, "inside");
+    replicate->all_reduce(parts.data(), 999, DType::f32, ReduceOp::sum, "across");
+    SHERD_CHECK(whole == parts, "rank {}: other bits in two steps", world.rank());
+  });
+}
+
+TEST_CASE("communicator: an abort of the world ends its groups") {
+  const auto errors = run_ranks(make_thread_communicators(4), [](Communicator& world) {
+    const auto pair = world.split(world.rank() / 2, "pairs");
+    if (world.rank() == 3) fail("rank 3 gave up");
+    if (world.rank() == 2) pair->barrier("waiting for rank 3");
+    world.barrier("end");
+  });
+  for (const std::string& error : errors) {
+    const bool told =
+        error == "rank 3 gave up" || error.find("has left the group") != std::string::npos;
+    CHECK(told);
+  }
+  CHECK(errors[3] == "rank 3 gave up");
 }
 
 TEST_CASE("communicator: counters follow the usual accounting, on paper as in fact") {
