@@ -174,7 +174,7 @@ TEST_CASE("file: writing where one cannot") {
   const std::string below = directory.path("file/below");
   check_mentions(error_of([&] { write_file_atomically(below, "x"); }), below, "Not a directory");
   // Not writable even for root.
-  check_mentions(error_of([&] { write_file_atomically("/sys/sherd", "x"); }), "/sys/sherd");
+  check_mentions(error_of([&] { write_file_atomically("/proc/sherd", "x"); }), "/proc/sherd");
 }
 
 TEST_CASE("file: a write that does not fit keeps the old file and removes the temporary") {
