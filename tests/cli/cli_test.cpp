@@ -160,6 +160,8 @@ TEST_CASE("cli: unknown words are errors with a suggestion") {
   refuses("train ''", {"no such file"});
   refuses("train /tmp", {"no such file"});
   refuses("eval --lr 1", {"unknown flag '--lr'"});
+  refuses("eval --drop 0.1", {"unknown flag '--drop'"});
+  refuses("eval --weights x --seed 3", {"--seed: has no effect here"});
   refuses("train --momentum 0.5", {"--momentum: has no effect here"});
   const test::TempDirectory folder;
   test::put_file(folder.path("run.toml"), test::bytes_of("[optimizer]\nlearning-rate = 1\n"));
@@ -222,6 +224,8 @@ TEST_CASE("cli: outputs are never overwritten and must be writable") {
   test::put_file(folder.path("file"), test::bytes_of("x"));
   refuses("train " + kTiny + "--out " + folder.path("file/run"), {"cannot make the folder"});
   refuses("train " + kTiny + "--out /proc/none", {"/proc/none"});
+  refuses("bench step " + kTinyModel + "--steps 1 --matrix 0 --trace " + folder.path("file"),
+          {"is there already"});
   const std::string once = "train " + kTiny + "--epochs 1 --out " + folder.path("run");
   CHECK(sherd_run(once).status == 0);
   refuses(once, {"is there already", "nothing was changed"});

@@ -17,6 +17,8 @@
 #include <thread>
 #include <vector>
 
+#include "io_support.h"
+
 namespace fs = std::filesystem;
 using nlohmann::json;
 using sherd::Trace;
@@ -24,23 +26,9 @@ using sherd::TraceScope;
 
 namespace {
 
-class TemporaryFolder {
- public:
-  TemporaryFolder() {
-    std::string pattern = (fs::temp_directory_path() / "sherd-trace-XXXXXX").string();
-    REQUIRE(::mkdtemp(pattern.data()) != nullptr);
-    path_ = pattern;
-  }
-  ~TemporaryFolder() { fs::remove_all(path_); }
-  const fs::path& path() const { return path_; }
-
- private:
-  fs::path path_;
-};
-
 json write_and_read(const Trace& trace) {
-  const TemporaryFolder folder;
-  const fs::path path = folder.path() / "trace.json";
+  const sherd::test::TempDirectory folder;
+  const fs::path path = fs::path(folder.path()) / "trace.json";
   write_trace(trace, path.string());
   CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
   std::ifstream file(path);
@@ -230,19 +218,21 @@ TEST_CASE("a trace's errors name the track, the path and the reason") {
   CHECK_THROWS_AS(TraceScope(trace, "a", "b", 7), sherd::Error);
   CHECK(trace.event_count() == 0);
 
-  const TemporaryFolder folder;
-  const fs::path missing = folder.path() / "missing" / "trace.json";
-  CHECK_THROWS_WITH_AS(write_trace(trace, missing.string()), Contains(missing.c_str()), sherd::Error);
-  CHECK_THROWS_WITH_AS(write_trace(trace, missing.string()), Contains("No such file or directory"), sherd::Error);
+  const sherd::test::TempDirectory folder;
+  const fs::path missing = fs::path(folder.path()) / "missing" / "trace.json";
+  CHECK_THROWS_WITH_AS(write_trace(trace, missing.string()), Contains(missing.c_str()),
+                       sherd::Error);
+  CHECK_THROWS_WITH_AS(write_trace(trace, missing.string()), Contains("No such file or directory"),
+                       sherd::Error);
 
   // A folder is in the way: the rename fails, and leaves no temporary file.
-  const fs::path taken = folder.path() / "taken";
+  const fs::path taken = fs::path(folder.path()) / "taken";
   fs::create_directories(taken / "inside");
   CHECK_THROWS_WITH_AS(write_trace(trace, taken.string()), Contains("irectory"), sherd::Error);
   CHECK(std::distance(fs::directory_iterator(folder.path()), fs::directory_iterator()) == 1);
 
   // What a killed writer left does not stop the next one, and an old trace is replaced.
-  const fs::path path = folder.path() / "trace.json";
+  const fs::path path = fs::path(folder.path()) / "trace.json";
   std::ofstream(path.string() + ".tmp-" + std::to_string(::getpid()) + "-0") << "half a trace";
   std::ofstream(path) << "old";
   write_trace(trace, path.string());

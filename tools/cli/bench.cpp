@@ -5,6 +5,7 @@
 #include <sherd/kernels/matmul.h>
 #include <sherd/kernels/random.h>
 #include <sherd/runtime/data/synthetic.h>
+#include <sherd/runtime/io/file.h>
 #include <sherd/runtime/io/trace_file.h>
 #include <sherd/tools/trainer/train.h>
 
@@ -129,6 +130,8 @@ int bench_step(const TrainSettings& settings, const BenchOptions& options) {
   check_range("--micro-batch", settings.micro_batch, 0, batch);
   SHERD_CHECK(settings.trace.empty() || (!options.json && settings.device != "meta"),
               "--trace: has no effect with --json or on meta");
+  // Claimed before the work: a name that is taken or cannot be written is refused at once.
+  if (!settings.trace.empty()) create_new_file(settings.trace, "");
   Context context(context_options(settings));
   StepUnderTest test(settings, context, batch);
   if (!options.json) {

@@ -93,12 +93,38 @@ Command add_eval(CLI::App& parent) {
       ->type_name("NUMBER")
       ->needs(path)
       ->check(CLI::PositiveNumber);
-  SettingFlags flags(app,
-                     {"model", "data.dataset", "data.data_dir", "data.image_size", "data.images",
-                      "data.classes", "data.mean", "data.stddev", "data.workers", "run.batch_size",
-                      "run.device", "run.dtype", "run.memory_limit", "run.threads", "run.seed"});
-  return {app,
-          [run, flags, logits] { return evaluate_command(settings_of(*run, flags), *logits); }};
+  SettingFlags flags(app, {"model.preset",
+                           "model.patch",
+                           "model.dim",
+                           "model.depth",
+                           "model.heads",
+                           "model.head_dim",
+                           "model.mlp_ratio",
+                           "model.activation",
+                           "model.pooling",
+                           "model.qkv_bias",
+                           "model.layer_norm_eps",
+                           "model.weights",
+                           "data.dataset",
+                           "data.data_dir",
+                           "data.image_size",
+                           "data.images",
+                           "data.classes",
+                           "data.mean",
+                           "data.stddev",
+                           "data.workers",
+                           "run.batch_size",
+                           "run.device",
+                           "run.dtype",
+                           "run.memory_limit",
+                           "run.threads",
+                           "run.seed"});
+  return {app, [run, flags, logits] {
+            const TrainSettings settings = settings_of(*run, flags);
+            SHERD_CHECK(!flags.gives("run.seed") || settings.dataset == "synthetic",
+                        "--seed: has no effect here, it makes the images of --dataset synthetic");
+            return evaluate_command(settings, *logits);
+          }};
 }
 
 }  // namespace sherd::cli
