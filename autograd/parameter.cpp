@@ -24,6 +24,13 @@ void Parameter::accumulate_grad(const Tensor& grad) {
     add_inplace(grad_, grad);
     return;
   }
+  if (grad_place_) {
+    const Tensor place = grad_place_();
+    const bool there = place.shared_storage() == grad.shared_storage();
+    if (!there) copy(place, grad);
+    grad_ = place;
+    return;
+  }
   // The first contribution becomes the gradient itself, unless somebody else still holds its bytes.
   grad_ = grad.is_sole_owner() ? grad : clone(grad, MemoryCategory::gradients);
   grad_.storage().set_category(MemoryCategory::gradients);

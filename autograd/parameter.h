@@ -5,6 +5,7 @@
 
 #include <sherd/autograd/variable.h>
 
+#include <functional>
 #include <string>
 
 namespace sherd {
@@ -51,8 +52,15 @@ class SHERD_API Parameter {
 
   const Tensor& grad() const { return grad_; }  // undefined until a backward has reached it
   void clear_grad() { grad_ = {}; }
-  // Adds to the gradient; takes over `grad` itself when it is the first contribution.
+  // Adds to the gradient. The first contribution becomes the gradient itself, or is copied to the
+  // place that was set.
   void accumulate_grad(const Tensor& grad);
+
+  // Where the gradient shall lie, such as a view of a flat buffer; asked for when the first
+  // contribution arrives. An operation may write its contribution there at once.
+  using GradPlace = std::function<Tensor()>;
+  void set_grad_place(GradPlace place) { grad_place_ = std::move(place); }
+  Tensor grad_place() const { return grad_place_ && !grad_.defined() ? grad_place_() : Tensor(); }
 
   // The parameter as a differentiable value on the context's current tape (a constant without one,
   // or when requires_grad is false).
@@ -66,6 +74,7 @@ class SHERD_API Parameter {
   bool requires_grad_ = true;
   Tensor data_;
   Tensor grad_;
+  GradPlace grad_place_;
 };
 
 // Fills elements of a parameter called `name` whose first one has index `first_index` in it.

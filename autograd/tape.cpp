@@ -36,6 +36,14 @@ void Gradients::set(int input, Tensor gradient) {
   if (slot >= 0) tape_.accumulate(slot, std::move(gradient));
 }
 
+Tensor Gradients::place(int input) const {
+  const int slot = inputs_[static_cast<std::size_t>(input)];
+  if (slot < 0) return {};
+  const Tape::Slot& target = tape_.slots_[static_cast<std::size_t>(slot)];
+  if (target.parameter == nullptr || target.gradient.defined()) return {};
+  return target.parameter->grad_place();
+}
+
 Tensor Gradients::accumulated(int input) const {
   const int slot = inputs_[static_cast<std::size_t>(input)];
   if (slot < 0) return {};
@@ -53,7 +61,7 @@ Tape::~Tape() {
 }
 
 int Tape::new_slot(const Tensor& tensor, bool keep) {
-  slots_.push_back({{}, tensor.shape(), tensor.dtype(), keep});
+  slots_.push_back({{}, tensor.shape(), tensor.dtype(), keep, nullptr});
   return static_cast<int>(slots_.size()) - 1;
 }
 
@@ -74,6 +82,7 @@ Variable Tape::parameter(Parameter& parameter) {
   // The data may have moved to other bytes since the first use; the place on the tape is the same.
   if (found != parameters_.end()) return {data, id_, found->second};
   const Variable variable(data, id_, new_slot(data, false));
+  slots_.back().parameter = &parameter;
   records_.push_back({std::make_unique<ParameterNode>(parameter), {}, {}, {}, variable.slot_, 1});
   parameters_.emplace(&parameter, variable.slot_);
   return variable;

@@ -49,6 +49,9 @@ class SHERD_API Gradients {
   // Hands over the gradient of an input (ignored when not wanted); contributions of several uses
   // add.
   void set(int input, Tensor gradient);
+  // Where the first contribution to this input should be written, to spare a copy: its parameter's
+  // grad_place(). Undefined for anything else; the kernel makes a new tensor then.
+  Tensor place(int input) const;
   // The sum of earlier contributions to this input where a kernel may add to it in place; else
   // undefined, and the kernel makes a new tensor for set().
   Tensor accumulated(int input) const;
@@ -78,6 +81,7 @@ class SHERD_API Tape {
   Tape& operator=(const Tape&) = delete;
 
   Context& context() const { return context_; }
+  std::uint64_t id() const { return id_; }  // no other tape of this context ever has it
   std::size_t size() const { return records_.size(); }
 
   // A leaf of this tape whose gradient can be asked for after backward.
@@ -113,6 +117,7 @@ class SHERD_API Tape {
     Shape shape;
     DType dtype;
     bool keep = false;
+    const Parameter* parameter = nullptr;  // of a parameter's slot
   };
 
   int new_slot(const Tensor& tensor, bool keep);

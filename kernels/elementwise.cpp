@@ -95,15 +95,22 @@ Tensor cast(const Tensor& x, DType dtype, MemoryCategory category) {
   return out;
 }
 
-Tensor clone(const Tensor& x, MemoryCategory category) {
+void copy(const Tensor& out, const Tensor& x) {
+  check_same("copy", out, x);
+  SHERD_CHECK(out.is_contiguous(), "copy: {} is not contiguous", out.describe());
+  out.storage().mark_modified();
   Context& context = x.context();
-  const Tensor out = Tensor::empty(context, x.shape(), x.dtype(), category);
-  if (context.is_meta() || x.numel() == 0) return out;
+  if (context.is_meta() || x.numel() == 0) return;
   cpu::StridedView view;
   view.rank = x.rank();
   std::ranges::copy(x.shape().dims(), view.size.begin());
   view.stride = x.strides();
   cpu::strided_copy(context.threads(), view, size_of(x.dtype()), x.raw_data(), out.raw_data());
+}
+
+Tensor clone(const Tensor& x, MemoryCategory category) {
+  const Tensor out = Tensor::empty(x.context(), x.shape(), x.dtype(), category);
+  copy(out, x);
   return out;
 }
 

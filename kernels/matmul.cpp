@@ -27,13 +27,18 @@ Shape with_last(const Shape& shape, std::int64_t last) {
   return Shape(std::span<const std::int64_t>(dims.data(), static_cast<std::size_t>(shape.rank())));
 }
 
-// a, b, bias and the result are contiguous and of one type the backend supports.
-Tensor multiply(const cpu::Product& product, const Tensor& a, const Tensor& b, const Tensor& bias) {
+// a, b, bias and the result are contiguous and of one type the backend supports. The result goes to
+// `place` where one is given.
+Tensor multiply(const cpu::Product& product, const Tensor& a, const Tensor& b, const Tensor& bias,
+                const Tensor& place) {
   Context& context = a.context();
-  const Tensor out = Tensor::empty(context, {product.m, product.n}, product.dtype);
+  const Tensor out =
+      place.defined() ? place : Tensor::empty(context, {product.m, product.n}, product.dtype);
+  if (place.defined()) out.storage().mark_modified();
   if (out.numel() == 0) return out;
   if (product.k == 0) {  // a sum of nothing
     if (!bias.defined()) fill(out, 0.0);
+    SHERD_INTERNAL_CHECK(!place.defined() || !bias.defined(), "a place is for plain products");
     const Tensor sums =
         bias.defined() ? clone(bias.reshape({1, product.n}).expand(out.shape())) : out;
     return product.activation == Activation::none ? sums
@@ -49,21 +54,33 @@ Tensor multiply(const cpu::Product& product, const Tensor& a, const Tensor& b, c
   return out;
 }
 
-Tensor run(cpu::Product product, const Tensor& a, const Tensor& b, const Tensor& bias) {
+Tensor run(cpu::Product product, const Tensor& a, const Tensor& b, const Tensor& bias,
+           const Tensor& place = {}) {
   SHERD_CHECK(a.dtype() == b.dtype(), "matmul: operands of different types, {} and {}",
               a.describe(), b.describe());
   product.dtype = a.dtype();
-  if (cpu::product_supports(a.context(), a.dtype())) return multiply(product, a, b, bias);
+  SHERD_CHECK(!place.defined() || (place.shape() == Shape{product.m, product.n} &&
+                                   place.dtype() == a.dtype() && place.is_contiguous()),
+              "matmul: the place for the result is a {}, expected contiguous {} [{}, {}]",
+              place.describe(), name_of(a.dtype()), product.m, product.n);
+  if (cpu::product_supports(a.context(), a.dtype())) return multiply(product, a, b, bias, place);
   product.dtype = DType::f32;
   const auto widened = [](const Tensor& x) {
     return x.defined() ? cast(x, DType::f32, MemoryCategory::workspace) : x;
   };
-  return cast(multiply(product, widened(a), widened(b), widened(bias)), a.dtype());
+  const Tensor narrow =
+      cast(multiply(product, widened(a), widened(b), widened(bias), {}), a.dtype());
+  if (!place.defined()) return narrow;
+  copy(place, narrow);
+  return place;
 }
 
 }  // namespace
 
-Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose_b) {
+namespace {
+
+Tensor checked_matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose_b,
+                      const Tensor& place) {
   SHERD_CHECK(a.rank() == 2 && b.rank() == 2, "matmul: expected two matrices, got {} and {}",
               a.describe(), b.describe());
   cpu::Product product;
@@ -75,7 +92,13 @@ Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose
   SHERD_CHECK(b.dim(transpose_b ? 1 : 0) == product.k,
               "matmul: inner dimensions differ: {}{} by {}{}", a.describe(),
               transpose_a ? " transposed" : "", b.describe(), transpose_b ? " transposed" : "");
-  return run(product, contiguous(a), contiguous(b), {});
+  return run(product, contiguous(a), contiguous(b), {}, place);
+}
+
+}  // namespace
+
+Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose_b) {
+  return checked_matmul(a, b, transpose_a, transpose_b, {});
 }
 
 Tensor linear_forward(const Tensor& input, const Tensor& weight, const Tensor& bias,
@@ -103,8 +126,8 @@ Tensor linear_backward_input(const Tensor& grad_output, const Tensor& weight) {
   return matmul(rows, weight).reshape(with_last(grad_output.shape(), weight.dim(1)));
 }
 
-Tensor linear_backward_weight(const Tensor& grad_output, const Tensor& input) {
-  return matmul(as_matrix(grad_output), as_matrix(input), true, false);
+Tensor linear_backward_weight(const Tensor& grad_output, const Tensor& input, const Tensor& out) {
+  return checked_matmul(as_matrix(grad_output), as_matrix(input), true, false, out);
 }
 
 Tensor linear_backward_bias(const Tensor& grad_output) {

@@ -23,8 +23,9 @@ SHERD_API Tensor linear_forward(const Tensor& input, const Tensor& weight, const
                                 Activation activation = Activation::none);
 // grad_output [..., N], weight [N, K] → [..., K]
 SHERD_API Tensor linear_backward_input(const Tensor& grad_output, const Tensor& weight);
-// grad_output [..., N], input [..., K] → [N, K]
-SHERD_API Tensor linear_backward_weight(const Tensor& grad_output, const Tensor& input);
+// grad_output [..., N], input [..., K] → [N, K], written to `out` where one is given
+SHERD_API Tensor linear_backward_weight(const Tensor& grad_output, const Tensor& input,
+                                        const Tensor& out = {});
 // grad_output [..., N] → [N], summed in fp32 over fixed blocks of rows
 SHERD_API Tensor linear_backward_bias(const Tensor& grad_output);
 

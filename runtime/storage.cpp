@@ -15,9 +15,15 @@ Storage::Storage(Context& context, std::size_t bytes, MemoryCategory category)
 
 std::shared_ptr<Storage> Storage::allocate(Context& context, std::size_t bytes,
                                            MemoryCategory category) {
-  std::shared_ptr<Storage> storage(new Storage(context, bytes, category));
-  storage->released_ = true;  // until the allocation has succeeded
+  const std::shared_ptr<Storage> storage = make_released(context, bytes, category);
   storage->restore();
+  return storage;
+}
+
+std::shared_ptr<Storage> Storage::make_released(Context& context, std::size_t bytes,
+                                                MemoryCategory category) {
+  std::shared_ptr<Storage> storage(new Storage(context, bytes, category));
+  storage->released_ = true;
   return storage;
 }
 

@@ -20,6 +20,9 @@ class SHERD_API Storage {
  public:
   static std::shared_ptr<Storage> allocate(Context& context, std::size_t bytes,
                                            MemoryCategory category);
+  // Without bytes until restore().
+  static std::shared_ptr<Storage> make_released(Context& context, std::size_t bytes,
+                                                MemoryCategory category);
   // Bytes owned by somebody else, not counted in the ledger; `deleter` runs when the last tensor
   // over them dies.
   static std::shared_ptr<Storage> from_blob(Context& context, void* data, std::size_t bytes,

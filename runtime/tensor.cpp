@@ -31,6 +31,12 @@ Tensor Tensor::empty(Context& context, const Shape& shape, DType dtype, MemoryCa
           contiguous_strides(shape), 0, dtype};
 }
 
+Tensor Tensor::released(Context& context, const Shape& shape, DType dtype,
+                        MemoryCategory category) {
+  return {Storage::make_released(context, byte_count(shape, dtype), category), shape,
+          contiguous_strides(shape), 0, dtype};
+}
+
 Tensor Tensor::zeros(Context& context, const Shape& shape, DType dtype, MemoryCategory category) {
   Tensor tensor = empty(context, shape, dtype, category);
   if (!context.is_meta() && tensor.storage_->bytes() > 0) {

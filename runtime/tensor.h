@@ -27,6 +27,9 @@ class SHERD_API Tensor {
                       MemoryCategory category = MemoryCategory::activations);
   static Tensor zeros(Context& context, const Shape& shape, DType dtype,
                       MemoryCategory category = MemoryCategory::activations);
+  // Without bytes until storage().restore().
+  static Tensor released(Context& context, const Shape& shape, DType dtype,
+                         MemoryCategory category);
   // Copies host values (fp64/fp32/integers of the same C++ type as dtype).
   template <typename T>
   static Tensor from_host(Context& context, const Shape& shape, std::span<const T> values,
