@@ -1,0 +1,418 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/comm/sharding/engine.h>
+
+#include <sherd/kernels/reduce.h>
+#include <sherd/runtime/error.h>
+
+#include <algorithm>
+#include <chrono>
+#include <exception>
+#include <utility>
+
+namespace sherd {
+
+using Kind = ShardingEvent::Kind;
+
+namespace {
+
+std::vector<std::string> describe(const std::vector<std::unique_ptr<ShardedUnit>>& units,
+                                  const ShardingOptions& options, DType dtype) {
+  std::vector<std::string> texts{
+      fmt::format("policy {}, {}, mesh '{}'", name_of(options.policy), name_of(dtype),
+                  options.mesh ? options.mesh->to_string() : "")};
+  for (const auto& unit : units) {
+    for (const Parameter* parameter : unit->plan().parameters) {
+      texts.push_back(fmt::format("'{}' {} in unit {}", parameter->name(),
+                                  parameter->shape().to_string(), unit->name()));
+    }
+  }
+  return texts;
+}
+
+const ShardingOptions& checked(const ShardingOptions& options, int ranks) {
+  validate(options, ranks);
+  return options;
+}
+
+}  // namespace
+
+std::string ShardingEvent::to_string() const {
+  static constexpr const char* kNames[] = {"unshard", "prefetch", "wait",   "forward",
+                                           "backward", "reshard",  "drop",   "reduce",
+                                           "wait_reduce", "gather_update"};
+  return fmt::format("{} {}", kNames[static_cast<int>(kind)], unit);
+}
+
+ShardingEngine::ShardingEngine(Module& model, Context& context, Communicator& world, DType dtype,
+                               const ShardingOptions& options)
+    : context_(context),
+      options_(checked(options, world.size())),
+      groups_(context, world, options_),
+      exceptions_(std::uncaught_exceptions()) {
+  if (model.name().empty()) model.assign_names();
+  for (UnitPlan& plan : partition(model, options_)) {
+    const UnitPolicy policy = plan.kind == UnitPlan::Kind::persistent
+                                  ? persistent_unit_policy(options_)
+                                  : unit_policy(options_);
+    units_.push_back(
+        std::make_unique<ShardedUnit>(context, groups_, std::move(plan), policy, dtype));
+  }
+  check_same_model(world, describe(units_, options_, dtype));
+  model.for_each_module([&](Module& module) {
+    if (std::ranges::any_of(stages_, [&](const auto& s) { return s->module == &module; })) return;
+    auto stage = std::make_unique<Stage>();
+    stage->module = &module;
+    for (const auto& unit : units_) {
+      if (unit->plan().module == &module) stage->units.push_back(unit.get());
+    }
+    if (stage->units.empty() && &module != &model) return;
+    hook(*stage);
+    order_.push_back(stage.get());
+    stages_.push_back(std::move(stage));
+  });
+}
+
+ShardingEngine::~ShardingEngine() {
+  // Streams wait for their work, which may wait for ranks that wait for this one.
+  if (std::uncaught_exceptions() > exceptions_) {
+    groups_.world.abort(fmt::format(
+        "rank {} has stopped in the middle of its work; its own message says why",
+        groups_.world.rank()));
+  }
+  for (const auto& stage : stages_) {
+    stage->module->remove_hook(stage->pre_hook);
+    stage->module->remove_hook(stage->post_hook);
+  }
+}
+
+void ShardingEngine::hook(Stage& stage) {
+  stage.pre_hook =
+      stage.module->add_pre_forward_hook([this, &stage](Module&, const Variable& input) {
+        before_forward(stage);
+        return input;
+      });
+  stage.post_hook =
+      stage.module->add_post_forward_hook([this, &stage](Module&, const Variable& output) {
+        after_forward(stage, output.requires_grad());
+        return output;
+      });
+}
+
+template <typename Blocking>
+auto ShardingEngine::timed(const Blocking& blocking) {
+  using Clock = std::chrono::steady_clock;
+  struct Timer {
+    double& total;
+    Clock::time_point start = Clock::now();
+    ~Timer() { total += std::chrono::duration<double>(Clock::now() - start).count(); }
+  } timer{exposed_seconds_};
+  return blocking();
+}
+
+void ShardingEngine::log(Kind kind, const std::string& unit) {
+  if (recording_events_) events_.push_back({kind, unit});
+}
+
+void ShardingEngine::fill(const FillParameter& fill) {
+  for (const auto& unit : units_) unit->fill(fill);
+}
+
+void ShardingEngine::initialize() {
+  fill([this](const Parameter& parameter, std::int64_t first, const Tensor& elements) {
+    sherd::initialize(elements, parameter.initializer(), context_.seed(), parameter.name(), first);
+  });
+}
+
+std::vector<ParameterSpan> ShardingEngine::spans() const {
+  std::vector<ParameterSpan> all;
+  for (const auto& unit : units_) {
+    for (ParameterSpan& span : unit->spans()) all.push_back(std::move(span));
+  }
+  return all;
+}
+
+// --- forward ------------------------------------------------------------------------------------
+
+void ShardingEngine::before_forward(Stage& stage) {
+  if (open_.empty()) begin_pass();
+  const auto call = std::make_shared<Call>(Call{&stage, false, false});
+  open_.push_back(call);
+  ++stage.running;
+  visited_.push_back(&stage);
+  unshard(stage, Kind::unshard);
+  prefetch_after(stage);
+  wait(stage);
+  log(Kind::forward, stage.module->name());
+  // The tape is the schedule: what is put on it here runs when the unit's backward is done.
+  if (Tape* tape = context_.tape()) {
+    tape->on_backward(stage.module->name() + " after backward",
+                      [this, call] { after_backward(*call); });
+  }
+}
+
+void ShardingEngine::after_forward(Stage& stage, bool recorded) {
+  const std::shared_ptr<Call> call = open_.back();
+  SHERD_INTERNAL_CHECK(call->stage == &stage, "forward of {} ends inside {}",
+                       stage.module->name(), call->stage->module->name());
+  open_.pop_back();
+  --stage.running;
+  call->recorded = recorded;
+  if (recorded) {
+    Tape& tape = *context_.tape();
+    const std::shared_ptr<Recording> recording = recording_of(tape);
+    call->first = std::ranges::none_of(recording->calls,
+                                       [&](const auto& other) { return other->stage == &stage; });
+    recording->calls.push_back(call);
+    tape.on_backward(stage.module->name() + " before backward",
+                     [this, recording, index = recording->calls.size() - 1] {
+                       before_backward(*recording, index);
+                     });
+  }
+  if (stage.running == 0) {
+    for (ShardedUnit* unit : stage.units) {
+      if (unit->policy().reshard_after_forward || !recorded) reshard(*unit, recorded);
+    }
+  }
+  if (open_.empty()) end_pass();
+}
+
+void ShardingEngine::begin_pass() {
+  check_trainable();
+  next_ = 0;
+  visited_.clear();
+}
+
+// What came to pass is what the next pass is expected to do.
+void ShardingEngine::end_pass() {
+  for (const auto& stage : stages_) {
+    if (stage->prefetched) drop(*stage);
+  }
+  order_ = visited_;
+}
+
+void ShardingEngine::unshard(Stage& stage, Kind kind) {
+  for (ShardedUnit* unit : stage.units) {
+    if (unit->unshard()) log(kind, unit->name());
+  }
+}
+
+void ShardingEngine::prefetch_after(Stage& stage) {
+  stage.prefetched = false;
+  const auto expected = order_.begin() + static_cast<std::ptrdiff_t>(next_);
+  const auto found = std::find(expected, order_.end(), &stage);
+  if (found != order_.end()) {
+    // A branch not taken this time: what was gathered for it is not needed.
+    for (auto skipped = expected; skipped != found; ++skipped) {
+      if ((*skipped)->prefetched) drop(**skipped);
+    }
+    next_ = static_cast<std::size_t>(found - order_.begin()) + 1;
+  }
+  const std::size_t end =
+      std::min(order_.size(), next_ + static_cast<std::size_t>(options_.prefetch));
+  for (std::size_t i = next_; i < end; ++i) {
+    Stage& ahead = *order_[i];
+    if (ahead.running > 0 || ahead.prefetched) continue;
+    unshard(ahead, Kind::prefetch);
+    ahead.prefetched = true;
+  }
+}
+
+void ShardingEngine::wait(Stage& stage) {
+  for (ShardedUnit* unit : stage.units) {
+    if (timed([&] { return unit->wait(); })) log(Kind::wait, unit->name());
+  }
+}
+
+void ShardingEngine::reshard(ShardedUnit& unit, bool keep_secondary, Kind kind) {
+  if (unit.reshard(keep_secondary)) log(kind, unit.name());
+}
+
+void ShardingEngine::drop(Stage& stage) {
+  stage.prefetched = false;
+  for (ShardedUnit* unit : stage.units) {
+    reshard(*unit, false, Kind::drop);
+    context_.trace().instant("dropped " + unit->name(), "sharding", 0);
+  }
+}
+
+// --- backward -----------------------------------------------------------------------------------
+
+std::shared_ptr<ShardingEngine::Recording> ShardingEngine::recording_of(const Tape& tape) {
+  std::erase_if(recordings_, [](const auto& weak) { return weak.expired(); });
+  for (const auto& weak : recordings_) {
+    if (const auto recording = weak.lock(); recording->tape == tape.id()) return recording;
+  }
+  const auto recording = std::make_shared<Recording>();
+  recording->tape = tape.id();
+  recordings_.push_back(recording);
+  return recording;
+}
+
+// The record says exactly which units backward comes to next. Their gathers are asked for before
+// this unit's reduction, so that they do not wait behind it.
+void ShardingEngine::before_backward(const Recording& recording, std::size_t index) {
+  Stage& stage = *recording.calls[index]->stage;
+  unshard(stage, Kind::unshard);
+  const std::size_t ahead = std::min(index, static_cast<std::size_t>(options_.prefetch));
+  for (std::size_t i = 1; i <= ahead; ++i) {
+    unshard(*recording.calls[index - i]->stage, Kind::prefetch);
+  }
+  wait(stage);
+  log(Kind::backward, stage.module->name());
+}
+
+void ShardingEngine::after_backward(const Call& call) {
+  if (!call.recorded) return;
+  for (ShardedUnit* unit : call.stage->units) {
+    if (call.first || unit->policy().reshard_after_forward) reshard(*unit, !call.first);
+    if (!call.first) continue;
+    unit->drop_secondary();
+    if (!unit->trainable()) continue;
+    unit->mark_passed();
+    // zero1 keeps full gradients, and sums them when backward is done.
+    if (sync_ && (unit->policy().shard_gradients || !unit->policy().shard_optimizer)) reduce(*unit);
+  }
+}
+
+void ShardingEngine::reduce(ShardedUnit& unit) {
+  finish_reduce();
+  unit.start_reduce();
+  reducing_ = &unit;
+  log(Kind::reduce, unit.name());
+}
+
+void ShardingEngine::finish_reduce() {
+  ShardedUnit* unit = std::exchange(reducing_, nullptr);
+  if (unit == nullptr) return;
+  timed([&] { unit->finish_reduce(); });
+  log(Kind::wait_reduce, unit->name());
+}
+
+// --- the step -----------------------------------------------------------------------------------
+
+GlobalStep ShardingEngine::finish_backward(double loss) {
+  for (auto it = units_.rbegin(); it != units_.rend(); ++it) {
+    if ((*it)->unreduced()) reduce(**it);
+  }
+  finish_reduce();
+  return agree(loss);
+}
+
+// One message for all that ranks must agree on: the exact sums behind the norm and the loss, and
+// which parameters have a gradient. Every element of the gradient is counted by one rank.
+GlobalStep ShardingEngine::agree(double loss) {
+  ExactSum squares, losses;
+  if (groups_.replica == 0) {
+    for (const auto& unit : units_) {
+      const Tensor gradient = unit->own_gradient();
+      if (gradient.defined()) add_sum_of_squares(gradient, squares);
+    }
+  }
+  losses.add(loss);
+  std::vector<std::int64_t> message;
+  for (const ExactSum& sum : {squares, losses}) {
+    const ExactSum::Words words = sum.words();
+    message.insert(message.end(), words.begin(), words.end());
+  }
+  for (const auto& unit : units_) {
+    message.insert(message.end(), unit->arrivals().begin(), unit->arrivals().end());
+  }
+  timed([&] {
+    groups_.world.all_reduce(message.data(), static_cast<std::int64_t>(message.size()), DType::i64,
+                             ReduceOp::sum, "step: norm, loss and which gradients there are");
+  });
+  const auto sum_at = [&](std::size_t index) {
+    ExactSum::Words words;
+    std::copy_n(message.begin() + static_cast<std::ptrdiff_t>(index * words.size()), words.size(),
+                words.begin());
+    return ExactSum::from_words(words).value();
+  };
+  std::size_t next = 2 * ExactSum::kWords;
+  for (const auto& unit : units_) {
+    unit->set_arrivals(message.data() + next);
+    next += unit->arrivals().size();
+  }
+  if (context_.is_meta()) return {0.0, 1.0};
+  return {sum_at(1), std::sqrt(sum_at(0))};
+}
+
+void ShardingEngine::finish_step() {
+  std::vector<Event> updates;
+  for (const auto& unit : units_) {
+    unit->mark_updated();
+    if (!unit->gathers_update() || !unit->has_gradient()) continue;
+    updates.push_back(unit->start_gather_update());
+    log(Kind::gather_update, unit->name());
+  }
+  timed([&] {
+    for (const Event& event : updates) event.wait();
+  });
+  for (const auto& unit : units_) unit->clear_gradients();
+  reshard_all();
+}
+
+void ShardingEngine::abandon_step() {
+  finish_reduce();
+  for (const auto& unit : units_) unit->clear_gradients();
+  open_.clear();
+  for (const auto& stage : stages_) {
+    stage->running = 0;
+    stage->prefetched = false;
+  }
+  reshard_all();
+}
+
+// Also what a forward without a backward has left gathered.
+void ShardingEngine::reshard_all() {
+  for (const auto& unit : units_) {
+    reshard(*unit, false);
+    unit->drop_secondary();
+  }
+}
+
+void ShardingEngine::visit_parameters(const std::function<void(Parameter&)>& visit) {
+  for (const auto& unit : units_) {
+    unit->unshard();
+    timed([&] { unit->wait(); });
+    for (Parameter* parameter : unit->plan().parameters) visit(*parameter);
+    unit->reshard(false);
+  }
+}
+
+std::vector<std::string> ShardingEngine::forward_order() const {
+  std::vector<std::string> names;
+  for (const Stage* stage : order_) names.push_back(stage->module->name());
+  return names;
+}
+
+bool ShardingEngine::keeps_full_parameters() const {
+  return std::ranges::none_of(units_,
+                              [](const auto& unit) { return unit->policy().shard_parameters; }) ||
+         groups_.shard_count == 1;
+}
+
+CommunicationCounters ShardingEngine::counters() const {
+  CommunicationCounters total;
+  for (const Communicator* group : {&groups_.world, groups_.gather.get(), groups_.reduce.get(),
+                                    groups_.replicate.get(), groups_.secondary.get()}) {
+    if (group == nullptr) continue;
+    for (std::size_t i = 0; i < kCollectives; ++i) {
+      total.calls[i] += group->counters().calls[i];
+      total.bytes[i] += group->counters().bytes[i];
+    }
+  }
+  return total;
+}
+
+void ShardingEngine::check_trainable() const {
+  for (const auto& unit : units_) {
+    for (const Parameter* parameter : unit->plan().parameters) {
+      SHERD_CHECK(parameter->requires_grad() == unit->trainable(),
+                  "parameter {} was {} when the engine was made and is not now; freeze or "
+                  "unfreeze before making it",
+                  parameter->name(), unit->trainable() ? "trainable" : "frozen");
+    }
+  }
+}
+
+}  // namespace sherd

@@ -1,0 +1,158 @@
+// SPDX-License-Identifier: Apache-2.0
+// ShardingEngine: trains a Module on many ranks. It hooks on the modules that are units and gathers,
+// releases and reduces around their forward and backward; the model knows nothing of it.
+//
+//   ShardingEngine engine(model, context, communicator, DType::f32, {.policy = ...});
+//   engine.initialize();
+//   optimizer->prepare(engine.spans());
+//   every step:
+//     tape.backward(loss);                                 // loss: of this rank's samples, divided
+//     const auto all = engine.finish_backward(loss value); // by the count over all ranks
+//     optimizer->step(engine.spans(), lr, clip_factor(all.grad_norm, max_norm));
+//     engine.finish_step();
+//
+// All ranks make the same calls in the same order and run the same modules in the same order; where
+// they do not, all get one Error that names the ranks and the units.
+//
+// Gradients are summed over the ranks, never averaged: with losses divided by the global number of
+// samples, ranks may have different counts of them.
+//
+// At one number of ranks and threads every policy, unit rule and prefetch gives bitwise equal
+// weights (Note [One tree] in comm/reduce.h; hybrid: where its shard groups are contiguous and of a
+// power of two).
+#pragma once
+
+#include <sherd/autograd/tape.h>
+#include <sherd/comm/sharding/events.h>
+#include <sherd/comm/sharding/unit.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+namespace sherd {
+
+// Over all ranks.
+struct GlobalStep {
+  double loss = 0.0;       // the sum of what the ranks gave; 0 on meta
+  double grad_norm = 0.0;  // of the gradient of all parameters, each counted once; 1 on meta
+};
+
+class SHERD_API ShardingEngine {
+ public:
+  // Takes over the model's parameters. Each rank allocates its shards alone, set to zero. The
+  // model, context and communicator must outlive the engine, the engine every tape recorded
+  // meanwhile.
+  ShardingEngine(Module& model, Context& context, Communicator& world, DType dtype,
+                 const ShardingOptions& options);
+  ~ShardingEngine();
+  ShardingEngine(const ShardingEngine&) = delete;
+  ShardingEngine& operator=(const ShardingEngine&) = delete;
+
+  // First values, of the elements this rank keeps alone: by the parameters' initialisers and the
+  // context's seed, or whatever `fill` writes.
+  void initialize();
+  void fill(const FillParameter& fill);
+
+  // One span per piece of a trainable parameter that this rank updates. Gradients are there from
+  // finish_backward() to finish_step(), undefined for a parameter that no rank used.
+  std::vector<ParameterSpan> spans() const;
+
+  // false: backward passes only add up on this rank, until one with true (the default), or
+  // finish_backward(), reduces the sum.
+  void set_gradient_sync(bool on) { sync_ = on; }
+  // Completes this step's gradients, and sums this rank's loss over the ranks.
+  GlobalStep finish_backward(double loss);
+  // After the optimizer: parameters are up to date, gradients gone.
+  void finish_step();
+  // Instead, after an exception that all ranks have caught: gives up the step.
+  void abandon_step();
+
+  // Calls visit(parameter) for each parameter with its whole data, unit by unit. All ranks together.
+  void visit_parameters(const std::function<void(Parameter&)>& visit);
+
+  // The order in which the unit modules run, by name: known from the last forward pass; before the
+  // first it is the model's own order. It serves prefetching alone.
+  std::vector<std::string> forward_order() const;
+
+  const std::vector<std::unique_ptr<ShardedUnit>>& units() const { return units_; }
+  const ShardingGroups& groups() const { return groups_; }
+  const ShardingOptions& options() const { return options_; }
+  bool keeps_full_parameters() const;  // on this rank, between steps
+
+  // Seconds this rank's computing thread has waited for communication.
+  double exposed_seconds() const { return exposed_seconds_; }
+  // Everything sent since the engine was made, over all its groups.
+  CommunicationCounters counters() const;
+
+  void record_events(bool on) { recording_events_ = on; }
+  const std::vector<ShardingEvent>& events() const { return events_; }
+  void clear_events() { events_.clear(); }
+
+ private:
+  // A module that is a unit, with its one to three ShardedUnits.
+  struct Stage {
+    Module* module = nullptr;
+    std::vector<ShardedUnit*> units;
+    int pre_hook = -1, post_hook = -1;
+    int running = 0;          // forward passes it is in
+    bool prefetched = false;  // and not needed yet
+  };
+  // One forward pass through a stage on a tape.
+  struct Call {
+    Stage* stage = nullptr;
+    bool recorded = false;  // backward will come through
+    bool first = false;     // of the stage on this tape: backward passes it last
+  };
+  // The calls on one tape in the order in which they ended; backward enters them in reverse.
+  struct Recording {
+    std::uint64_t tape = 0;
+    std::vector<std::shared_ptr<Call>> calls;
+  };
+
+  void hook(Stage& stage);
+  void before_forward(Stage& stage);
+  void after_forward(Stage& stage, bool recorded);
+  void before_backward(const Recording& recording, std::size_t index);
+  void after_backward(const Call& call);
+
+  void begin_pass();
+  void end_pass();
+  std::shared_ptr<Recording> recording_of(const Tape& tape);
+  void unshard(Stage& stage, ShardingEvent::Kind kind);
+  void prefetch_after(Stage& stage);
+  void wait(Stage& stage);
+  void reshard(ShardedUnit& unit, bool keep_secondary,
+               ShardingEvent::Kind kind = ShardingEvent::Kind::reshard);
+  void drop(Stage& stage);
+  void reduce(ShardedUnit& unit);
+  void finish_reduce();
+  GlobalStep agree(double loss);
+  void reshard_all();
+  void log(ShardingEvent::Kind kind, const std::string& unit);
+  void check_trainable() const;
+  // Runs what blocks on other ranks and adds its time to exposed_seconds().
+  template <typename Blocking>
+  auto timed(const Blocking& blocking);
+
+  Context& context_;
+  ShardingOptions options_;
+  ShardingGroups groups_;
+  std::vector<std::unique_ptr<ShardedUnit>> units_;
+  std::vector<std::unique_ptr<Stage>> stages_;
+  bool sync_ = true;
+  ShardedUnit* reducing_ = nullptr;  // at most one reduction is under way
+
+  // Forward order: of the last pass, and how far this pass has come in it.
+  std::vector<Stage*> order_, visited_;
+  std::size_t next_ = 0;
+  std::vector<std::shared_ptr<Call>> open_;  // forward passes that have not ended, outermost first
+  std::vector<std::weak_ptr<Recording>> recordings_;
+
+  double exposed_seconds_ = 0.0;
+  bool recording_events_ = false;
+  std::vector<ShardingEvent> events_;
+  int exceptions_ = 0;  // in flight when the engine was made
+};
+
+}  // namespace sherd

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/comm/sharding/groups.h>
+
+#include <sherd/runtime/error.h>
+#include <xxhash.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <numeric>
+
+namespace sherd {
+namespace {
+
+Stream::Kind stream_kind(const Context& context) {
+  return context.is_meta() ? Stream::Kind::in_place : Stream::Kind::worker;
+}
+
+ProcessMesh mesh_of(const ShardingOptions& options, int ranks) {
+  return options.mesh ? *options.mesh : ProcessMesh({{"shard", ranks}});
+}
+
+bool has_axis(const ProcessMesh& mesh, const char* name) {
+  return std::ranges::any_of(mesh.axes(), [&](const auto& axis) { return axis.name == name; });
+}
+
+Event run_on(Stream& stream, Trace& trace, int track, std::string label,
+             std::function<void()> call) {
+  stream.enqueue([&trace, track, label = std::move(label), call = std::move(call)] {
+    const TraceScope scope(trace, label, "communication", track);
+    call();
+  });
+  return stream.record();
+}
+
+std::uint64_t hash_of(const std::string& text) {
+  return XXH3_64bits(text.data(), text.size());
+}
+
+}  // namespace
+
+ShardingGroups::ShardingGroups(Context& context, Communicator& all, const ShardingOptions& options)
+    : world(all),
+      gather_stream(stream_kind(context), "gather stream"),
+      reduce_stream(stream_kind(context), "reduce stream"),
+      trace(context.trace()),
+      gather_track(trace.track("gather stream")),
+      reduce_track(trace.track("reduce stream")) {
+  const ProcessMesh mesh = mesh_of(options, world.size());
+  const int rank = world.rank();
+  std::vector<int> sharers{rank};
+  if (has_axis(mesh, "shard")) sharers = mesh.group(rank, "shard");
+  gather = world.split(sharers, "sharding: ranks that gather together");
+  reduce = world.split(sharers, "sharding: ranks that reduce together");
+  shard_rank = gather->rank();
+  shard_count = gather->size();
+  if (has_axis(mesh, "replicate") && mesh.axis_size("replicate") > 1) {
+    replica = mesh.coordinate(rank, "replicate");
+    replicate = world.split(mesh.group(rank, "replicate"), "sharding: ranks with the same shard");
+  }
+  if (options.reshard_after_forward.kind == ReshardAfterForward::Kind::group) {
+    const int size = options.reshard_after_forward.group_size;
+    std::vector<int> neighbours(static_cast<std::size_t>(size));
+    std::iota(neighbours.begin(), neighbours.end(), shard_rank / size * size);
+    secondary = gather->split(neighbours, "sharding: neighbours with a secondary copy");
+  }
+}
+
+Event ShardingGroups::on_gather_stream(std::string label, std::function<void()> call) {
+  return run_on(gather_stream, trace, gather_track, std::move(label), std::move(call));
+}
+
+Event ShardingGroups::on_reduce_stream(std::string label, std::function<void()> call) {
+  return run_on(reduce_stream, trace, reduce_track, std::move(label), std::move(call));
+}
+
+void check_same_model(Communicator& world, const std::vector<std::string>& descriptions) {
+  const auto ranks = static_cast<std::size_t>(world.size());
+  const auto count = static_cast<std::int64_t>(descriptions.size());
+  std::vector<std::int64_t> hashes;
+  std::string joined;
+  for (const std::string& text : descriptions) {
+    hashes.push_back(static_cast<std::int64_t>(hash_of(text)));
+    joined += text + "\n";
+  }
+  const std::array<std::int64_t, 2> mine{count, static_cast<std::int64_t>(hash_of(joined))};
+  std::vector<std::int64_t> all(2 * ranks);
+  world.all_gather(mine.data(), all.data(), 2, DType::i64, "sharding: is the model the same");
+  // On paper nothing is moved: every entry is this rank's or zero, and all agree.
+  std::size_t other = 0;
+  std::int64_t common = count;
+  bool counted = true;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    counted = counted && all[2 * r] != 0;
+    if (other == 0 && (all[2 * r] != all[0] || all[2 * r + 1] != all[1])) other = r;
+    common = std::min(common, all[2 * r]);
+  }
+  if (other == 0 || !counted) return;
+  // Where do rank 0 and that one part?
+  std::vector<std::int64_t> every(ranks * static_cast<std::size_t>(common));
+  world.all_gather(hashes.data(), every.data(), common, DType::i64, "sharding: models compared");
+  const auto begin = every.begin() + static_cast<std::int64_t>(other) * common;
+  const std::int64_t at = std::mismatch(begin, begin + common, every.begin()).first - begin;
+  std::array<char, 256> text{};
+  const std::string here = at < count ? descriptions[static_cast<std::size_t>(at)] : "nothing more";
+  std::memcpy(text.data(), here.data(), std::min(here.size(), text.size() - 1));
+  std::vector<char> texts(ranks * text.size());
+  world.all_gather(text.data(), texts.data(), static_cast<std::int64_t>(text.size()), DType::u8,
+                   "sharding: models compared");
+  fail(
+      "ranks 0 and {} hold different models or sharding options; the first difference: rank 0 has "
+      "{}; rank {} has {}. All ranks must build the same model with the same settings",
+      other, texts.data(), other, texts.data() + other * text.size());
+}
+
+}  // namespace sherd

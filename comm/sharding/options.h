@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a user chooses about sharding, and what each policy means.
+#pragma once
+
+#include <sherd/comm/process_mesh.h>
+#include <sherd/models/module.h>
+
+#include <functional>
+#include <optional>
+#include <string>
+#include <string_view>
+
+namespace sherd {
+
+// Stages 1, 2 and 3 of ZeRO (Rajbhandari et al., 2020) by the names of DeepSpeed and of PyTorch's
+// FSDP (Zhao et al., 2023). Other names for the same: see sharding_policy_from_name.
+enum class ShardingPolicy : std::uint8_t { none, zero1, zero2, grad_op, zero3, hybrid };
+
+SHERD_API std::string_view name_of(ShardingPolicy policy);
+// none (ddp, no_shard), zero1, zero2, grad_op (shard_grad_op), zero3 (fsdp, full_shard), hybrid
+// (hybrid_shard, hsdp); anything else throws.
+SHERD_API ShardingPolicy sharding_policy_from_name(std::string_view name);
+
+// How the modules are divided into units, each gathered and reduced as one.
+struct UnitRule {
+  enum class Kind : std::uint8_t {
+    block,       // every child of a Sequential, and the rest
+    model,       // everything is one unit
+    parameters,  // from the leaves up, whatever has at least min_parameters not yet in a unit
+    custom,      // the modules for which is_unit is true, and the rest
+  };
+  Kind kind = Kind::block;
+  std::int64_t min_parameters = 0;
+  std::function<bool(const Module&)> is_unit;
+
+  // "block", "model" or "params:1000000"
+  static UnitRule parse(std::string_view text);
+};
+
+// What becomes of gathered parameters between a unit's forward and its backward.
+struct ReshardAfterForward {
+  enum class Kind : std::uint8_t {
+    by_policy,  // zero3 and hybrid: yes; grad_op: no
+    yes,        // release them, gather again
+    no,         // keep them
+    group,      // keep 1/K of them, so that the second gather stays inside K neighbours (the
+                // secondary partition of ZeRO++, Wang et al., 2023)
+  };
+  Kind kind = Kind::by_policy;
+  int group_size = 0;
+
+  static ReshardAfterForward parse(std::string_view text);  // "yes", "no" or K; "" by policy
+};
+
+struct ShardingOptions {
+  ShardingPolicy policy = ShardingPolicy::zero3;
+  UnitRule units;
+  ReshardAfterForward reshard_after_forward;
+  int prefetch = 1;                // units gathered ahead of the one that computes
+  std::int64_t persist_below = 0;  // parameters with fewer elements stay gathered
+  // With several backward passes a step: reduce after each, which holds no full gradients but
+  // communicates more, instead of after the last.
+  bool reduce_every_pass = false;
+  // Axes "replicate" and "shard" over all ranks. Policy hybrid needs both; none may have one, and
+  // then sums in its order; the others shard over all ranks.
+  std::optional<ProcessMesh> mesh;
+};
+
+// Throws, saying what to change, where the options do not fit each other or the number of ranks.
+SHERD_API void validate(const ShardingOptions& options, int ranks);
+
+// A policy as the engine sees it, once per unit.
+struct UnitPolicy {
+  bool shard_parameters = false;       // only a shard is kept at rest
+  bool reshard_after_forward = false;  // and between forward and backward
+  bool shard_gradients = false;        // reduced as soon as a unit's backward is done
+  bool shard_optimizer = false;        // each rank updates its shard alone
+};
+
+SHERD_API UnitPolicy unit_policy(const ShardingOptions& options);
+// Of the parameters that stay gathered, see persist_below.
+SHERD_API UnitPolicy persistent_unit_policy(const ShardingOptions& options);
+
+}  // namespace sherd

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/comm/sharding/unit.h>
+
+#include <sherd/kernels/elementwise.h>
+#include <sherd/runtime/error.h>
+
+#include <algorithm>
+#include <utility>
+
+namespace sherd {
+namespace {
+
+FlatLayout make_layout(const UnitPlan& plan, int ranks) {
+  std::vector<FlatParameter> flat;
+  for (const Parameter* parameter : plan.parameters) {
+    flat.push_back({parameter->name(), parameter->numel()});
+  }
+  return {std::move(flat), ranks};
+}
+
+// For work on a stream, which captures addresses; on meta there are none.
+void* address(const Tensor& tensor) {
+  return tensor.context().is_meta() ? nullptr : tensor.raw_data();
+}
+
+}  // namespace
+
+ShardedUnit::ShardedUnit(Context& context, ShardingGroups& groups, UnitPlan plan,
+                         UnitPolicy policy, DType dtype)
+    : context_(context),
+      groups_(groups),
+      plan_(std::move(plan)),
+      policy_(policy),
+      dtype_(dtype),
+      layout_(make_layout(plan_, groups.shard_count)),
+      segments_(layout_.segments(groups.shard_rank)),
+      arrivals_(plan_.parameters.size(), 0) {
+  if (!trainable()) policy_.shard_gradients = policy_.shard_optimizer = false;
+  const Shape full{layout_.padded_numel()};
+  if (policy_.shard_parameters) {
+    shard_ = Tensor::zeros(context, {layout_.shard_numel()}, dtype, MemoryCategory::parameters);
+    flat_ = Tensor::released(context, full, dtype, MemoryCategory::gathered_parameters);
+    flat_.storage().set_owner("unit " + name());
+  } else {
+    flat_ = Tensor::zeros(context, full, dtype, MemoryCategory::parameters);
+    shard_ = piece(flat_);
+    state_ = State::unsharded;
+  }
+  for (std::size_t i = 0; i < plan_.parameters.size(); ++i) {
+    plan_.parameters[i]->set_data(view(flat_, i));
+    if (!trainable()) continue;
+    plan_.parameters[i]->set_grad_place([this, i] {
+      if (!full_grad_.defined()) {
+        full_grad_ = Tensor::empty(context_, {layout_.padded_numel()}, dtype_,
+                                   MemoryCategory::gradients);
+      }
+      return view(full_grad_, i);
+    });
+  }
+}
+
+ShardedUnit::~ShardedUnit() {
+  for (Parameter* parameter : plan_.parameters) {
+    parameter->set_grad_place({});
+    parameter->clear_grad();
+  }
+}
+
+Tensor ShardedUnit::view(const Tensor& flat, std::size_t parameter) const {
+  const std::int64_t begin = layout_.offset(parameter);
+  const Parameter& p = *plan_.parameters[parameter];
+  return flat.slice(0, begin, begin + p.numel()).reshape(p.shape());
+}
+
+Tensor ShardedUnit::piece(const Tensor& flat) const {
+  const std::int64_t begin = layout_.shard_offset(groups_.shard_rank);
+  return flat.slice(0, begin, begin + layout_.shard_numel());
+}
+
+void ShardedUnit::fill(const FillParameter& fill) {
+  if (!policy_.shard_parameters) {
+    for (const Parameter* parameter : plan_.parameters) {
+      if (parameter->numel() > 0) {
+        fill(*parameter, 0, parameter->data().reshape({parameter->numel()}));
+      }
+    }
+    return;
+  }
+  for (const ShardSegment& segment : segments_) {
+    fill(*plan_.parameters[segment.parameter], segment.offset_in_parameter,
+         shard_.slice(0, segment.offset_in_shard, segment.offset_in_shard + segment.numel));
+  }
+}
+
+bool ShardedUnit::unshard() {
+  if (state_ != State::sharded) return false;
+  flat_.storage().restore();
+  const bool near = secondary_.defined();
+  Communicator* group = near ? groups_.secondary.get() : groups_.gather.get();
+  const Tensor& source = near ? secondary_ : shard_;
+  const std::int64_t count = source.numel();
+  const void* from = address(source);
+  void* to = address(flat_);
+  std::string label = name() + (near ? " unshard from neighbours" : " unshard");
+  gathered_ = groups_.on_gather_stream(label, [=, dtype = dtype_] {
+    group->all_gather(from, to, count, dtype, label);
+  });
+  flat_.storage().record_use(gathered_);
+  source.storage().record_use(gathered_);
+  state_ = State::unsharding;
+  return true;
+}
+
+bool ShardedUnit::wait() {
+  if (state_ != State::unsharding) return false;
+  gathered_.wait();
+  state_ = State::unsharded;
+  return true;
+}
+
+bool ShardedUnit::reshard(bool keep_secondary) {
+  if (!policy_.shard_parameters || state_ == State::sharded) return false;
+  if (keep_secondary && groups_.secondary != nullptr && !secondary_.defined()) {
+    const std::int64_t count = layout_.padded_numel() / groups_.secondary->size();
+    const std::int64_t begin = groups_.secondary->rank() * count;
+    secondary_ = clone(flat_.slice(0, begin, begin + count), MemoryCategory::gathered_parameters);
+  }
+  flat_.storage().record_use(context_.compute_stream().record());
+  flat_.storage().release();
+  state_ = State::sharded;
+  return true;
+}
+
+void ShardedUnit::mark_passed() {
+  SHERD_CHECK(!reduced_once_ || policy_.shard_gradients,
+              "unit {}: a second backward pass after its gradients were summed over the ranks; "
+              "call set_gradient_sync(false) for all passes of a step but the last, and "
+              "finish_step() between steps",
+              name());
+  passed_ = true;
+}
+
+// The buffer comes uninitialised: padding, and parameters not used in this pass, count as zero.
+void ShardedUnit::zero_what_did_not_arrive() {
+  if (!full_grad_.defined()) {
+    full_grad_ =
+        Tensor::empty(context_, {layout_.padded_numel()}, dtype_, MemoryCategory::gradients);
+  }
+  std::int64_t written = 0;
+  const auto zero_until = [&](std::int64_t end) {
+    if (written < end) sherd::fill(full_grad_.slice(0, written, end), 0.0);
+  };
+  for (std::size_t i = 0; i < plan_.parameters.size(); ++i) {
+    const Parameter& parameter = *plan_.parameters[i];
+    if (!parameter.grad().defined()) continue;
+    arrivals_[i] = 1;
+    zero_until(layout_.offset(i));
+    written = layout_.offset(i) + parameter.numel();
+  }
+  zero_until(layout_.padded_numel());
+}
+
+void ShardedUnit::start_reduce() {
+  zero_what_did_not_arrive();
+  passed_ = false;
+  adds_ = grad_shard_.defined();
+  if (policy_.shard_gradients && !adds_) {
+    grad_shard_ =
+        Tensor::empty(context_, {layout_.shard_numel()}, dtype_, MemoryCategory::gradients);
+  }
+  // A second reduction of a step arrives in this rank's piece of its own input, to be added then.
+  const bool all = !policy_.shard_optimizer;
+  const Tensor result = all                                 ? full_grad_
+                        : policy_.shard_gradients && !adds_ ? grad_shard_
+                                                            : piece(full_grad_);
+  const void* from = address(full_grad_);
+  void* to = address(result);
+  const std::int64_t count = result.numel();
+  Communicator* group = groups_.reduce.get();
+  Communicator* across = groups_.replicate.get();
+  std::string label = name() + " reduce";
+  reduced_ = groups_.on_reduce_stream(label, [=, dtype = dtype_] {
+    if (all) {
+      group->all_reduce(to, count, dtype, ReduceOp::sum, label);
+    } else {
+      group->reduce_scatter(from, to, count, dtype, ReduceOp::sum, label);
+    }
+    if (across != nullptr) across->all_reduce(to, count, dtype, ReduceOp::sum, label);
+  });
+  full_grad_.storage().record_use(reduced_);
+  result.storage().record_use(reduced_);
+  reduced_once_ = true;
+}
+
+void ShardedUnit::finish_reduce() {
+  reduced_.wait();
+  if (!policy_.shard_gradients) return;  // the full buffer holds the result
+  if (adds_) add_inplace(grad_shard_, piece(full_grad_));
+  for (Parameter* parameter : plan_.parameters) parameter->clear_grad();
+  full_grad_ = {};
+}
+
+Tensor ShardedUnit::own_gradient() const {
+  if (!reduced_once_) return {};
+  return policy_.shard_gradients ? grad_shard_ : piece(full_grad_);
+}
+
+void ShardedUnit::set_arrivals(const std::int64_t* sums) {
+  std::copy_n(sums, arrivals_.size(), arrivals_.begin());
+}
+
+bool ShardedUnit::has_gradient() const {
+  return std::ranges::any_of(arrivals_, [](std::int64_t count) { return count > 0; });
+}
+
+std::vector<ParameterSpan> ShardedUnit::spans() const {
+  std::vector<ParameterSpan> spans;
+  if (!trainable()) return spans;
+  const auto add = [&](std::size_t index, const Tensor& values, const Tensor& grads,
+                       std::int64_t begin, std::int64_t numel) {
+    const Parameter& parameter = *plan_.parameters[index];
+    const bool has_grad = grads.defined() && arrivals_[index] > 0;
+    spans.push_back({parameter.name(), values.slice(0, begin, begin + numel),
+                     has_grad ? grads.slice(0, begin, begin + numel) : Tensor(),
+                     parameter.weight_decay()});
+  };
+  if (policy_.shard_optimizer) {
+    for (const ShardSegment& segment : segments_) {
+      add(segment.parameter, shard_, own_gradient(), segment.offset_in_shard, segment.numel);
+    }
+  } else {
+    for (std::size_t i = 0; i < plan_.parameters.size(); ++i) {
+      add(i, flat_, full_grad_, layout_.offset(i), plan_.parameters[i]->numel());
+    }
+  }
+  return spans;
+}
+
+Event ShardedUnit::start_gather_update() {
+  const void* from = address(shard_);
+  void* to = address(flat_);
+  Communicator* group = groups_.gather.get();
+  std::string label = name() + " update";
+  return groups_.on_gather_stream(label, [=, count = layout_.shard_numel(), dtype = dtype_] {
+    group->all_gather(from, to, count, dtype, label);
+  });
+}
+
+void ShardedUnit::mark_updated() {
+  if (has_gradient()) flat_.storage().mark_modified();
+}
+
+void ShardedUnit::clear_gradients() {
+  for (Parameter* parameter : plan_.parameters) parameter->clear_grad();
+  full_grad_ = grad_shard_ = {};
+  passed_ = reduced_once_ = false;
+  std::ranges::fill(arrivals_, 0);
+}
+
+}  // namespace sherd

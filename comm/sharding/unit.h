@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: Apache-2.0
+// ShardedUnit: the parameters of one unit in one flat buffer, gathered and reduced as one.
+//
+//     Sharded --unshard()--> Unsharding --wait()--> Unsharded --reshard()--> Sharded
+//
+// A parameter's data is an aligned view of the flat buffer, so gathering needs no copy-out: the
+// bytes of that buffer come and go, the tensors over it (those saved for backward among them) stay.
+// Gradients are written into a flat buffer of the same layout, which is reduced as a whole.
+#pragma once
+
+#include <sherd/comm/sharding/groups.h>
+#include <sherd/comm/sharding/partition.h>
+#include <sherd/optim/optimizer.h>
+#include <sherd/runtime/flat_layout.h>
+
+#include <functional>
+#include <string>
+#include <vector>
+
+namespace sherd {
+
+// Fills elements of a parameter, of which the first has this index in it.
+using FillParameter =
+    std::function<void(const Parameter& parameter, std::int64_t first, const Tensor& elements)>;
+
+class SHERD_API ShardedUnit {
+ public:
+  enum class State : std::uint8_t { sharded, unsharding, unsharded };
+
+  ShardedUnit(Context& context, ShardingGroups& groups, UnitPlan plan, UnitPolicy policy,
+              DType dtype);
+  ~ShardedUnit();  // its parameters hold no data afterwards
+  ShardedUnit(const ShardedUnit&) = delete;
+  ShardedUnit& operator=(const ShardedUnit&) = delete;
+
+  const std::string& name() const { return plan_.name; }
+  const UnitPlan& plan() const { return plan_; }
+  const UnitPolicy& policy() const { return policy_; }
+  const FlatLayout& layout() const { return layout_; }
+  State state() const { return state_; }
+  bool trainable() const { return plan_.kind != UnitPlan::Kind::frozen; }
+
+  // Calls fill for all elements that this rank keeps.
+  void fill(const FillParameter& fill);
+
+  // Parameters. Each returns whether there was anything to do.
+  bool unshard();  // starts the all-gather on the gather stream
+  bool wait();     // until it has arrived
+  // Gives the bytes back. keep_secondary: the next unshard() comes in this step, from neighbours.
+  bool reshard(bool keep_secondary);
+  void drop_secondary() { secondary_ = {}; }
+
+  // Gradients of one backward pass are complete on this rank: start_reduce() sums them over the
+  // ranks on the reduce stream, finish_reduce() waits and adds what came to this step's gradient.
+  // Between them the flat gradient buffer must live; the engine keeps one such unit at a time.
+  void mark_passed();  // a backward pass has gone through
+  bool unreduced() const { return passed_; }
+  void start_reduce();
+  void finish_reduce();
+
+  // This rank's part of the reduced gradient, for norms; undefined where there is none.
+  Tensor own_gradient() const;
+  // One number a parameter: has any rank sent a gradient for it in this step? The engine sums them.
+  const std::vector<std::int64_t>& arrivals() const { return arrivals_; }
+  void set_arrivals(const std::int64_t* sums);
+  bool has_gradient() const;
+
+  // What the optimizer of this rank updates.
+  std::vector<ParameterSpan> spans() const;
+  // After the update: full parameters are gathered from the shards (on the gather stream, until the
+  // event), and a tape recorded before is told that its saved values are old.
+  bool gathers_update() const { return !policy_.shard_parameters && policy_.shard_optimizer; }
+  Event start_gather_update();
+  void mark_updated();
+  void clear_gradients();
+
+ private:
+  Tensor view(const Tensor& flat, std::size_t parameter) const;
+  Tensor piece(const Tensor& flat) const;  // this rank's shard of a full buffer
+  void zero_what_did_not_arrive();
+
+  Context& context_;
+  ShardingGroups& groups_;
+  UnitPlan plan_;
+  UnitPolicy policy_;
+  DType dtype_;
+  FlatLayout layout_;
+  std::vector<ShardSegment> segments_;  // of this rank
+  State state_ = State::sharded;
+  Tensor flat_;       // all parameters; without bytes while sharded
+  Tensor shard_;      // this rank's; a view of flat_ where that is kept
+  Tensor secondary_;  // this rank's part of what K neighbours keep
+  Event gathered_, reduced_;
+  Tensor full_grad_, grad_shard_;
+  bool passed_ = false, reduced_once_ = false, adds_ = false;
+  std::vector<std::int64_t> arrivals_;
+};
+
+}  // namespace sherd
