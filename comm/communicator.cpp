@@ -1,11 +1,46 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/comm/communicator.h>
+#include <sherd/comm/disagreement.h>
 #include <sherd/runtime/error.h>
 #include <xxhash.h>
 
+#include <algorithm>
+#include <functional>
 #include <numeric>
 
 namespace sherd {
+
+std::string disagreement(std::int64_t sequence, std::span<const std::string> calls) {
+  std::string text;
+  for (std::size_t r = 0; r < calls.size(); ++r) {
+    text += fmt::format("{}rank {}: {}", r == 0 ? "" : "; ", r, calls[r]);
+  }
+  return fmt::format(
+      "ranks disagree at collective number {}: {}. All ranks must make the same calls in the same "
+      "order; do they run the same model on the same number of batches?",
+      sequence, text);
+}
+
+std::string message_disagreement(std::int64_t sequence, int from, const std::string& sent, int to,
+                                 const std::string& received) {
+  return fmt::format(
+      "ranks disagree at message number {} from rank {} to rank {}: rank {}: {}; rank {}: {}. Both "
+      "must name the same type, count and label, in the same order",
+      sequence, from, to, from, sent, to, received);
+}
+
+std::string left_message(int left, int rank, const std::string& call) {
+  return fmt::format("rank {} has left the group, so rank {} waits in vain in {}", left, rank,
+                     call);
+}
+
+std::string stuck_message(int first, const std::string& first_call, int second,
+                          const std::string& second_call) {
+  return fmt::format(
+      "ranks wait for each other: rank {} in {}, rank {} in {}. A message needs its send and its "
+      "recv at the same place between the collectives",
+      first, first_call, second, second_call);
+}
 
 std::string_view name_of(Collective collective) {
   switch (collective) {
@@ -15,6 +50,8 @@ std::string_view name_of(Collective collective) {
     case Collective::broadcast: return "broadcast";
     case Collective::all_to_all: return "all_to_all";
     case Collective::barrier: return "barrier";
+    case Collective::send: return "send";
+    case Collective::recv: return "recv";
   }
   fail("name_of: unknown collective {}", static_cast<int>(collective));
 }
@@ -31,33 +68,44 @@ Communicator::Communicator(int rank, int size) : rank_(rank), size_(size) {
 Communicator::~Communicator() = default;
 
 std::string Communicator::Call::describe() const {
-  if (collective == Collective::barrier) return fmt::format("barrier for '{}'", label);
   static constexpr const char* kOps[] = {"sum", "average", "max"};
-  const bool reduces =
-      collective == Collective::all_reduce || collective == Collective::reduce_scatter;
-  const std::string detail = reduces ? fmt::format(" ({})", kOps[static_cast<int>(op)])
-                             : collective == Collective::broadcast
-                                 ? fmt::format(" from rank {}", root)
-                                 : std::string();
-  return fmt::format("{}{} of {} {} for '{}'", name_of(collective), detail, count, name_of(dtype),
-                     label);
+  std::string before, after;
+  switch (collective) {
+    case Collective::barrier: return fmt::format("barrier for '{}'", label);
+    case Collective::all_reduce:
+    case Collective::reduce_scatter:
+      before = fmt::format(" ({})", kOps[static_cast<int>(op)]);
+      break;
+    case Collective::broadcast: before = fmt::format(" from rank {}", root); break;
+    case Collective::send: after = fmt::format(" to rank {}", root); break;
+    case Collective::recv: after = fmt::format(" from rank {}", root); break;
+    case Collective::all_gather:
+    case Collective::all_to_all: break;
+  }
+  return fmt::format("{}{} of {} {}{} for '{}'", name_of(collective), before, count, name_of(dtype),
+                     after, label);
 }
 
-std::uint64_t Communicator::Call::fingerprint(std::int64_t sequence) const {
-  const std::int64_t numbers[] = {sequence,
-                                  static_cast<std::int64_t>(collective),
-                                  static_cast<std::int64_t>(dtype),
-                                  static_cast<std::int64_t>(op),
-                                  count,
-                                  root};
+std::uint64_t Communicator::Call::fingerprint() const {
+  // The two sides of a message differ in who sends and who the other is.
+  const std::int64_t numbers[] = {
+      sequence,
+      static_cast<std::int64_t>(is_message() ? Collective::send : collective),
+      static_cast<std::int64_t>(dtype),
+      static_cast<std::int64_t>(op),
+      count,
+      is_message() ? 0 : root};
   return XXH3_64bits_withSeed(label.data(), label.size(), XXH3_64bits(numbers, sizeof numbers));
 }
 
 // Counts the call and runs it.
-void Communicator::start(const Call& call, const void* input, void* output) {
+void Communicator::start(Call call, const void* input, void* output) {
   SHERD_CHECK(call.count >= 0, "{}: a negative count", call.describe());
+  SHERD_CHECK(!call.is_message() || (call.root >= 0 && call.root < size_ && call.root != rank_),
+              "{}: this is rank {} of {}; a message goes to another rank of the group",
+              call.describe(), rank_, size_);
   const auto index = static_cast<std::size_t>(call.collective);
-  const auto piece = call.count * static_cast<std::int64_t>(call.element_bytes());
+  const auto piece = static_cast<std::int64_t>(call.bytes());
   const std::int64_t others = size_ - 1;
   std::int64_t sent = 0;
   switch (call.collective) {
@@ -66,11 +114,54 @@ void Communicator::start(const Call& call, const void* input, void* output) {
     case Collective::all_gather:
     case Collective::all_to_all: sent = piece * others; break;
     case Collective::broadcast: sent = rank_ == call.root ? piece * others : 0; break;
-    case Collective::barrier: break;
+    case Collective::send: sent = piece; break;
+    case Collective::barrier:
+    case Collective::recv: break;
   }
   ++counters_.calls[index];
   counters_.bytes[index] += sent;
+  call.sequence = call.is_message() ? messages_[{call.collective, call.root}]++ : collectives_++;
   run(call, input, output);
+}
+
+std::unique_ptr<Communicator> Communicator::split(std::span<const int> members,
+                                                  std::string_view label) {
+  const auto in_order = [&] {
+    return std::ranges::adjacent_find(members, std::greater_equal<>()) == members.end() &&
+           members.front() >= 0 && members.back() < size_;
+  };
+  SHERD_CHECK(
+      !members.empty() && in_order() && std::ranges::binary_search(members, rank_),
+      "split for '{}': expected ranks of 0 to {} in ascending order with this rank, {}, got "
+      "[{}]",
+      label, size_ - 1, rank_, fmt::join(members, ", "));
+  return make_group(members, label);
+}
+
+void Communicator::check_partition(std::span<const int> members, std::string_view label) {
+  // Every rank is in its own list, so the lists are a partition when each is named by as many ranks
+  // as it has. Only hashes are compared; the lists follow where they are needed for the message.
+  const auto ranks = static_cast<std::size_t>(size_);
+  struct Named {
+    std::int64_t size, hash;
+    bool operator==(const Named&) const = default;
+  };
+  const Named mine{static_cast<std::int64_t>(members.size()),
+                   static_cast<std::int64_t>(XXH3_64bits(members.data(), members.size_bytes()))};
+  std::vector<Named> all(ranks);
+  all_gather(&mine, all.data(), 2, DType::i64, label);
+  const bool partition = std::ranges::all_of(
+      all, [&](const Named& named) { return std::ranges::count(all, named) == named.size; });
+  if (partition) return;
+  std::vector<std::int32_t> padded(ranks, -1), lists(ranks * ranks);
+  std::ranges::copy(members, padded.begin());
+  all_gather(padded.data(), lists.data(), size_, DType::i32, label);
+  std::string text;
+  for (std::size_t r = 0; r < ranks; ++r) {
+    const std::span list(lists.data() + r * ranks, static_cast<std::size_t>(all[r].size));
+    text += fmt::format("{}rank {}: [{}]", r == 0 ? "" : "; ", r, fmt::join(list, ", "));
+  }
+  fail("split for '{}': the ranks of a group must all name the same members, got {}", label, text);
 }
 
 void Communicator::all_reduce(void* data, std::int64_t count, DType dtype, ReduceOp op,
@@ -102,6 +193,16 @@ void Communicator::all_to_all(const void* input, void* output, std::int64_t coun
 
 void Communicator::barrier(std::string_view label) {
   start({Collective::barrier, DType::u8, ReduceOp::sum, 0, 0, label}, nullptr, nullptr);
+}
+
+void Communicator::send(const void* data, std::int64_t count, DType dtype, int to,
+                        std::string_view label) {
+  start({Collective::send, dtype, ReduceOp::sum, count, to, label}, data, nullptr);
+}
+
+void Communicator::recv(void* data, std::int64_t count, DType dtype, int from,
+                        std::string_view label) {
+  start({Collective::recv, dtype, ReduceOp::sum, count, from, label}, nullptr, data);
 }
 
 }  // namespace sherd

@@ -18,10 +18,12 @@
 #include <sherd/runtime/dtype.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <span>
 #include <string>
 #include <string_view>
+#include <utility>
 #include <vector>
 
 namespace sherd {
@@ -35,13 +37,15 @@ enum class Collective : std::uint8_t {
   broadcast,
   all_to_all,
   barrier,
+  send,  // these two are between two ranks
+  recv,
 };
-inline constexpr std::size_t kCollectives = 6;
+inline constexpr std::size_t kCollectives = 8;
 SHERD_API std::string_view name_of(Collective collective);
 
 // What this rank has sent since it was made: bytes are the elements a rank must send to others by
 // the usual accounting, (N-1)/N of the whole buffer for a gather or a reduce-scatter of N ranks,
-// twice that for an all-reduce, whatever way a backend really takes.
+// twice that for an all-reduce, whatever way a backend really takes. A recv sends nothing.
 struct CommunicationCounters {
   std::int64_t calls[kCollectives] = {};
   std::int64_t bytes[kCollectives] = {};
@@ -74,13 +78,21 @@ class SHERD_API Communicator {
   void all_to_all(const void* input, void* output, std::int64_t count, DType dtype,
                   std::string_view label);
   void barrier(std::string_view label);
+  // One message to another rank, which calls recv(): the two wait for each other, and their calls
+  // are compared before data moves.
+  void send(const void* data, std::int64_t count, DType dtype, int to, std::string_view label);
+  void recv(void* data, std::int64_t count, DType dtype, int from, std::string_view label);
 
-  // A new group of the ranks that give the same color, ordered as here. All ranks of this group
-  // call it together. An abort of this group ends the new one too.
-  virtual std::unique_ptr<Communicator> split(int color, std::string_view label) = 0;
+  // A new group of some ranks of this one: ascending, with this rank; the new ranks are the places
+  // in that list. All ranks call it together, with the lists of a partition, which is checked. An
+  // abort of this group ends the new one too.
+  std::unique_ptr<Communicator> split(std::span<const int> members, std::string_view label);
 
-  // Ends the group: every rank that waits or calls from now on throws this reason. Any thread.
+  // Ends the group: every rank that waits or calls from now on throws this reason; the first reason
+  // stays. Any thread.
   virtual void abort(const std::string& reason) = 0;
+  // Why the group has ended; empty while it has not. Any thread.
+  virtual std::string end_reason() const = 0;
 
  protected:
   Communicator(int rank, int size);
@@ -90,21 +102,31 @@ class SHERD_API Communicator {
     DType dtype;
     ReduceOp op;
     std::int64_t count;  // elements of one rank's piece
-    int root;
+    int root;            // of a broadcast; of a message the other rank
     std::string_view label;
+    std::int64_t sequence = 0;  // among the collectives, or the messages to or from that rank
+    bool is_message() const { return collective >= Collective::send; }
     std::size_t element_bytes() const { return size_of(dtype); }
+    std::size_t bytes() const { return static_cast<std::size_t>(count) * element_bytes(); }
     // "all_gather of 512 x f32 for 'blocks.3 unshard'", for messages
     std::string describe() const;
-    std::uint64_t fingerprint(std::int64_t sequence) const;
+    std::uint64_t fingerprint() const;  // equal where the calls agree
   };
   // Does the work. `input` and `output` as above; data is both for all_reduce and broadcast.
   virtual void run(const Call& call, const void* input, void* output) = 0;
+  // Makes the group of these members, which are in order; whether all ranks agree is not known yet.
+  virtual std::unique_ptr<Communicator> make_group(std::span<const int> members,
+                                                   std::string_view label) = 0;
+  // Compares the lists of all ranks: throws the same on every rank unless they are a partition.
+  void check_partition(std::span<const int> members, std::string_view label);
 
  private:
-  void start(const Call& call, const void* input, void* output);
+  void start(Call call, const void* input, void* output);
 
   int rank_, size_;
   CommunicationCounters counters_;
+  std::int64_t collectives_ = 0;
+  std::map<std::pair<Collective, int>, std::int64_t> messages_;  // by direction and other rank
 };
 
 // The only rank of a group. Data is really copied, so that code that forgets an output is noticed.
@@ -116,17 +138,5 @@ SHERD_API std::vector<std::unique_ptr<Communicator>> make_thread_communicators(i
 
 // A rank of a group of any size that exists only on paper: counts calls and bytes, moves nothing.
 SHERD_API std::unique_ptr<Communicator> make_meta_communicator(int rank, int size);
-
-// What to break, for tests: at this rank's call number `call` (from 0).
-struct Fault {
-  enum class Kind { delay, fail, different_label };
-  Kind kind = Kind::delay;
-  std::int64_t call = 0;       // -1: every call
-  double delay_seconds = 0.0;  // of delay
-  std::string reason = "injected fault";
-};
-// Passes every call on to `inner`, with faults.
-SHERD_API std::unique_ptr<Communicator> make_faulty_communicator(
-    std::unique_ptr<Communicator> inner, std::vector<Fault> faults);
 
 }  // namespace sherd

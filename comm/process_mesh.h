@@ -29,8 +29,6 @@ class SHERD_API ProcessMesh {
   int axis_size(std::string_view axis) const;
   int coordinate(int rank, std::string_view axis) const;
   std::vector<int> group(int rank, std::string_view axis) const;  // ascending, with rank itself
-  // The same number for exactly the ranks of one group: its lowest rank.
-  int color(int rank, std::string_view axis) const { return group(rank, axis).front(); }
   // Whether the groups along this axis are runs of consecutive ranks.
   bool contiguous(std::string_view axis) const { return stride(axis) == 1; }
 

@@ -4,9 +4,11 @@
 // straight from the others' memory and writes only what nobody else reads; after the second the
 // buffers are free again.
 #include <sherd/comm/communicator.h>
+#include <sherd/comm/disagreement.h>
 #include <sherd/comm/reduce.h>
 #include <sherd/runtime/error.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -23,24 +25,41 @@ struct Arrival {
   void* output = nullptr;
 };
 
+// A message that a rank wants to pass to another, or to get.
+struct Talk {
+  bool open = false;  // the rank waits
+  bool sends = false, copying = false;
+  int peer = -1;
+  std::uint64_t fingerprint = 0;
+  std::string call;
+  const void* data = nullptr;
+};
+
 class Group {
  public:
-  explicit Group(int size) : arrivals_(static_cast<std::size_t>(size)), left_(arrivals_.size()) {}
+  explicit Group(int size)
+      : arrivals_(static_cast<std::size_t>(size)),
+        talks_(arrivals_.size()),
+        left_(arrivals_.size()),
+        waits_(arrivals_.size()) {}
 
   int size() const { return static_cast<int>(arrivals_.size()); }
 
   // Waits until all ranks are here. Throws the reason when the group ends instead. After a meeting
   // that opens the buffers every rank reads those of the others, until it calls done_reading().
-  void meet(bool opens_buffers = false) {
+  void meet(int rank, bool opens_buffers = false) {
     std::unique_lock lock(mutex_);
     throw_if_ended();
+    waits_[index(rank)] = true;
     if (++waiting_ == arrivals_.size()) {
       waiting_ = 0;
       ++meeting_;
+      waits_.assign(waits_.size(), false);
       if (opens_buffers) reading_ = arrivals_.size();
       changed_.notify_all();
       return;
     }
+    end_if_stuck();
     const std::uint64_t mine = meeting_;
     changed_.wait(lock, [&] { return meeting_ != mine || ended_; });
     if (meeting_ == mine) throw_if_ended();
@@ -61,24 +80,59 @@ class Group {
   void publish(int rank, Arrival arrival) {
     const std::lock_guard lock(mutex_);
     // A rank that has left will never come to the meeting.
-    for (std::size_t other = 0; other < left_.size() && !ended_; ++other) {
-      if (left_[other]) end(left_message(other, rank, arrival.call));
+    for (int other = 0; other < size(); ++other) {
+      if (left_[index(other)]) end(left_message(other, rank, arrival.call));
     }
-    arrivals_[static_cast<std::size_t>(rank)] = std::move(arrival);
+    arrivals_[index(rank)] = std::move(arrival);
   }
 
   // Between the meetings of a call nobody publishes, so these can be read without the lock.
-  const Arrival& arrival(int rank) const { return arrivals_[static_cast<std::size_t>(rank)]; }
+  const Arrival& arrival(int rank) const { return arrivals_[index(rank)]; }
+
+  // Returns when the receiver has copied the data.
+  void send(int rank, Talk talk) {
+    std::unique_lock lock(mutex_);
+    Talk& mine = begin_talk(rank, std::move(talk));
+    changed_.wait(lock, [&] { return !mine.open || (ended_ && !mine.copying); });
+    if (!mine.open) return;
+    mine.open = false;
+    throw_if_ended();
+  }
+
+  void receive(int rank, Talk talk, std::int64_t sequence, void* data, std::size_t bytes) {
+    std::unique_lock lock(mutex_);
+    Talk& mine = begin_talk(rank, std::move(talk));
+    Talk& theirs = talks_[index(mine.peer)];
+    changed_.wait(lock, [&] { return ended_ || matches(theirs, rank, true); });
+    mine.open = false;
+    throw_if_ended();
+    if (theirs.fingerprint != mine.fingerprint) {
+      end(message_disagreement(sequence, mine.peer, theirs.call, rank, mine.call));
+      throw_if_ended();
+    }
+    theirs.copying = true;
+    lock.unlock();
+    if (bytes > 0) std::memcpy(data, theirs.data, bytes);
+    lock.lock();
+    theirs.copying = theirs.open = false;
+    changed_.notify_all();
+  }
 
   void abort(const std::string& reason) {
     const std::lock_guard lock(mutex_);
     end(reason);
   }
 
-  // The child group of this number and color, made by whichever of its ranks comes first.
-  std::shared_ptr<Group> child(std::int64_t number, int color, int size) {
+  std::string end_reason() const {
     const std::lock_guard lock(mutex_);
-    std::shared_ptr<Group>& group = children_[{number, color}];
+    return reason_;
+  }
+
+  // The group made by the split of this number whose first member is this one, made by whichever of
+  // its ranks comes first.
+  std::shared_ptr<Group> child(std::int64_t number, int first, int size) {
+    const std::lock_guard lock(mutex_);
+    std::shared_ptr<Group>& group = children_[{number, first}];
     if (!group) group = std::make_shared<Group>(size);
     if (ended_) group->abort(reason_);
     return group;
@@ -86,20 +140,51 @@ class Group {
 
   void leave(int rank) {
     const std::lock_guard lock(mutex_);
-    const auto index = static_cast<std::size_t>(rank);
-    left_[index] = true;
-    if (waiting_ == 0) return;
-    for (std::size_t other = 0; other < arrivals_.size(); ++other) {
-      if (other == index || left_[other] || arrivals_[other].call.empty()) continue;
-      end(left_message(index, static_cast<int>(other), arrivals_[other].call));
+    left_[index(rank)] = true;
+    for (int other = 0; other < size(); ++other) {
+      const Talk& talk = talks_[index(other)];
+      const bool to_me = talk.open && talk.peer == rank;
+      if (!waits_[index(other)] && !to_me) continue;
+      end(left_message(rank, other, to_me ? talk.call : arrivals_[index(other)].call));
       return;
     }
   }
 
  private:
-  static std::string left_message(std::size_t left, int rank, const std::string& call) {
-    return fmt::format("rank {} has left the group, so rank {} waits in vain in {}", left, rank,
-                       call);
+  static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
+
+  static bool matches(const Talk& talk, int peer, bool sends) {
+    return talk.open && talk.peer == peer && talk.sends == sends;
+  }
+
+  Talk& begin_talk(int rank, Talk talk) {
+    throw_if_ended();
+    Talk& mine = talks_[index(rank)];
+    mine = std::move(talk);
+    if (left_[index(mine.peer)]) end(left_message(mine.peer, rank, mine.call));
+    end_if_stuck();
+    throw_if_ended();
+    changed_.notify_all();
+    return mine;
+  }
+
+  // Ends the group when a message can never be passed on: its other rank waits in a collective for
+  // everybody, or in a message of its own for a rank of which the same holds.
+  void end_if_stuck() {
+    for (int first = 0; first < size(); ++first) {
+      int rank = first;
+      for (int steps = 0; talks_[index(rank)].open; ++steps) {
+        const Talk& talk = talks_[index(rank)];
+        if (matches(talks_[index(talk.peer)], rank, !talk.sends)) break;
+        if (waits_[index(talk.peer)] || steps == size()) {
+          const std::string& other = waits_[index(talk.peer)] ? arrivals_[index(talk.peer)].call
+                                                              : talks_[index(talk.peer)].call;
+          end(stuck_message(rank, talk.call, talk.peer, other));
+          return;
+        }
+        rank = talk.peer;
+      }
+    }
   }
 
   void end(const std::string& reason) {
@@ -114,10 +199,11 @@ class Group {
     if (ended_) fail("{}", reason_);
   }
 
-  std::mutex mutex_;
+  mutable std::mutex mutex_;
   std::condition_variable changed_;
   std::vector<Arrival> arrivals_;
-  std::vector<bool> left_;
+  std::vector<Talk> talks_;
+  std::vector<bool> left_, waits_;  // waits_: in a meeting
   std::size_t waiting_ = 0, reading_ = 0;
   std::uint64_t meeting_ = 0;
   bool ended_ = false;
@@ -132,27 +218,30 @@ class ThreadCommunicator final : public Communicator {
   ~ThreadCommunicator() override { group_->leave(rank()); }
 
   void abort(const std::string& reason) override { group_->abort(reason); }
-
-  std::unique_ptr<Communicator> split(int color, std::string_view label) override {
-    std::vector<std::int32_t> colors(static_cast<std::size_t>(size()));
-    const std::int32_t mine = color;
-    all_gather(&mine, colors.data(), 1, DType::i32, label);
-    int members = 0, index = 0;
-    for (int r = 0; r < size(); ++r) {
-      if (colors[static_cast<std::size_t>(r)] != color) continue;
-      if (r == rank()) index = members;
-      ++members;
-    }
-    return std::make_unique<ThreadCommunicator>(group_->child(sequence_, color, members), index);
-  }
+  std::string end_reason() const override { return group_->end_reason(); }
 
  private:
+  std::unique_ptr<Communicator> make_group(std::span<const int> members,
+                                           std::string_view label) override {
+    check_partition(members, label);
+    const auto place = std::ranges::find(members, rank()) - members.begin();
+    return std::make_unique<ThreadCommunicator>(
+        group_->child(splits_++, members.front(), static_cast<int>(members.size())),
+        static_cast<int>(place));
+  }
+
   void run(const Call& call, const void* input, void* output) override {
+    if (call.is_message()) {
+      const bool sends = call.collective == Collective::send;
+      Talk talk{true, sends, false, call.root, call.fingerprint(), call.describe(), input};
+      if (sends) return group_->send(rank(), std::move(talk));
+      return group_->receive(rank(), std::move(talk), call.sequence, output, call.bytes());
+    }
     try {
-      group_->publish(rank(), {call.fingerprint(sequence_++), call.describe(), input, output});
-      group_->meet(true);
+      group_->publish(rank(), {call.fingerprint(), call.describe(), input, output});
+      group_->meet(rank(), true);
       move_data(call, output);
-      group_->meet();
+      group_->meet(rank());
     } catch (...) {
       group_->wait_for_readers();
       throw;
@@ -164,39 +253,33 @@ class ThreadCommunicator final : public Communicator {
       Group& group;
       ~Reading() { group.done_reading(); }
     } reading{*group_};
-    compare();
+    compare(call);
     switch (call.collective) {
       case Collective::all_reduce: all_reduce_parts(call, output); break;
       case Collective::reduce_scatter: reduce_part(call, call.count, output); break;
       case Collective::all_gather: gather(call, output); break;
       case Collective::broadcast:
-        if (rank() != call.root) copy(output, group_->arrival(call.root).output, bytes(call));
+        if (rank() != call.root) copy(output, group_->arrival(call.root).output, call.bytes());
         break;
       case Collective::all_to_all: exchange(call, output); break;
-      case Collective::barrier: break;
+      case Collective::barrier:
+      case Collective::send:
+      case Collective::recv: break;
     }
   }
 
   // Every rank sees the same arrivals and comes to the same answer.
-  void compare() const {
-    for (int other = 1; other < size(); ++other) {
-      if (group_->arrival(other).fingerprint == group_->arrival(0).fingerprint) continue;
-      std::string calls;
-      for (int r = 0; r < size(); ++r) {
-        calls += fmt::format("{}rank {}: {}", r == 0 ? "" : "; ", r, group_->arrival(r).call);
-      }
-      const std::string reason = fmt::format(
-          "ranks disagree at collective number {}: {}. All ranks must make the same calls in the "
-          "same "
-          "order; do they run the same model on the same number of batches?",
-          sequence_ - 1, calls);
-      group_->abort(reason);
-      fail("{}", reason);
+  void compare(const Call& call) const {
+    bool equal = true;
+    for (int r = 1; r < size(); ++r) {
+      equal = equal && group_->arrival(r).fingerprint == group_->arrival(0).fingerprint;
     }
-  }
-
-  static std::size_t bytes(const Call& call) {
-    return static_cast<std::size_t>(call.count) * call.element_bytes();
+    if (equal) return;
+    std::vector<std::string> calls;
+    for (int r = 0; r < size(); ++r) calls.push_back(group_->arrival(r).call);
+    const std::string reason = disagreement(call.sequence, calls);
+    group_->abort(reason);
+    fail("{}", reason);
   }
 
   static void copy(void* to, const void* from, std::size_t size) {
@@ -230,7 +313,7 @@ class ThreadCommunicator final : public Communicator {
     const std::int64_t begin = begin_of(rank());
     reduce_range(call, begin, begin_of(rank() + 1) - begin,
                  bytes_of_data + static_cast<std::size_t>(begin) * width);
-    group_->meet();
+    group_->meet(rank());
     for (int r = 0; r < size(); ++r) {
       const auto offset = static_cast<std::size_t>(begin_of(r)) * width;
       const auto size_of_range = static_cast<std::size_t>(begin_of(r + 1) - begin_of(r)) * width;
@@ -241,21 +324,21 @@ class ThreadCommunicator final : public Communicator {
 
   void gather(const Call& call, void* output) const {
     for (int r = 0; r < size(); ++r) {
-      copy(static_cast<std::byte*>(output) + static_cast<std::size_t>(r) * bytes(call),
-           group_->arrival(r).input, bytes(call));
+      copy(static_cast<std::byte*>(output) + static_cast<std::size_t>(r) * call.bytes(),
+           group_->arrival(r).input, call.bytes());
     }
   }
 
   void exchange(const Call& call, void* output) const {
     for (int r = 0; r < size(); ++r) {
-      copy(static_cast<std::byte*>(output) + static_cast<std::size_t>(r) * bytes(call),
-           at(group_->arrival(r).input, static_cast<std::size_t>(rank()) * bytes(call)),
-           bytes(call));
+      copy(static_cast<std::byte*>(output) + static_cast<std::size_t>(r) * call.bytes(),
+           at(group_->arrival(r).input, static_cast<std::size_t>(rank()) * call.bytes()),
+           call.bytes());
     }
   }
 
   std::shared_ptr<Group> group_;
-  std::int64_t sequence_ = 0;
+  std::int64_t splits_ = 0;
 };
 
 }  // namespace

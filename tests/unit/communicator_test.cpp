@@ -3,7 +3,9 @@
 // use, and each way in which ranks can fail each other.
 #include <doctest/doctest.h>
 #include <sherd/comm/communicator.h>
+#include <sherd/comm/faulty_communicator.h>
 #include <sherd/comm/process_mesh.h>
+#include <sherd/comm/rank_threads.h>
 #include <sherd/runtime/error.h>
 #include <sherd/runtime/philox.h>
 
@@ -70,6 +72,19 @@ float expected_sum(int size, std::int64_t i) {
   std::vector<float> all;
   for (int r = 0; r < size; ++r) all.push_back(value(r, i));
   return tree_sum(all, 0, all.size());
+}
+
+// The group of two ranks with this one: 0 and 1, 2 and 3, ...
+std::vector<int> pair_of(int rank) {
+  return {rank / 2 * 2, rank / 2 * 2 + 1};
+}
+
+Fault fault_of(Fault::Kind kind, std::int64_t call, std::string label = "") {
+  Fault fault;
+  fault.kind = kind;
+  fault.call = call;
+  fault.label = std::move(label);
+  return fault;
 }
 
 const int kSizes[] = {1, 2, 3, 4, 5, 8};
@@ -286,8 +301,8 @@ TEST_CASE(
     "tree") {
   const ProcessMesh mesh({{"replicate", 2}, {"shard", 4}});
   run_all(8, [&](Communicator& world) {
-    const auto shard = world.split(mesh.color(world.rank(), "shard"), "shard groups");
-    const auto replicate = world.split(mesh.color(world.rank(), "replicate"), "replicate groups");
+    const auto shard = world.split(mesh.group(world.rank(), "shard"), "shard groups");
+    const auto replicate = world.split(mesh.group(world.rank(), "replicate"), "replicate groups");
     SHERD_CHECK(shard->size() == 4 && shard->rank() == mesh.coordinate(world.rank(), "shard"),
                 "shard");
     SHERD_CHECK(
@@ -303,7 +318,7 @@ TEST_CASE(
 
 TEST_CASE("communicator: an abort of the world ends its groups") {
   const auto errors = run_ranks(make_thread_communicators(4), [](Communicator& world) {
-    const auto pair = world.split(world.rank() / 2, "pairs");
+    const auto pair = world.split(pair_of(world.rank()), "pairs");
     if (world.rank() == 3) fail("rank 3 gave up");
     if (world.rank() == 2) pair->barrier("waiting for rank 3");
     world.barrier("end");
@@ -353,4 +368,237 @@ TEST_CASE("communicator: wrong arguments") {
   std::int64_t i = 3;
   CHECK_THROWS_WITH_AS(self->all_reduce(&i, 1, DType::i64, ReduceOp::average, "i"),
                        doctest::Contains("average of i64"), Error);
+}
+
+TEST_CASE("communicator: split takes the ranks of a group, and all must name the same") {
+  run_all(5, [](Communicator& world) {
+    const bool odd = world.rank() % 2 == 1;
+    const std::vector<int> members = odd ? std::vector<int>{1, 3} : std::vector<int>{0, 2, 4};
+    const auto group = world.split(members, "parity");
+    SHERD_CHECK(group->size() == (odd ? 2 : 3) && group->rank() == world.rank() / 2, "rank");
+    std::int64_t sum = world.rank();
+    group->all_reduce(&sum, 1, DType::i64, ReduceOp::sum, "sum");
+    SHERD_CHECK(sum == (odd ? 4 : 6), "sum {}", sum);
+  });
+  const auto lists = [](std::vector<std::vector<int>> named) {
+    const auto errors = run_ranks(make_thread_communicators(3), [&](Communicator& world) {
+      world.split(named[static_cast<std::size_t>(world.rank())], "odd groups");
+    });
+    for (const std::string& error : errors) CHECK(error == errors[0]);
+    return errors[0];
+  };
+  CHECK(lists({{0, 1}, {0, 1}, {2}}) == "");
+  const std::string missing = lists({{0, 1}, {1}, {2}});
+  CHECK(missing.find("split for 'odd groups'") != std::string::npos);
+  CHECK(missing.find("rank 0: [0, 1]; rank 1: [1]; rank 2: [2]") != std::string::npos);
+  CHECK(lists({{0, 1}, {0, 1, 2}, {2}}).find("rank 1: [0, 1, 2]") != std::string::npos);
+
+  const auto self = make_self_communicator();
+  for (const std::vector<int>& wrong : {std::vector<int>{}, {1}, {0, 0}, {-1, 0}, {0, 1}}) {
+    CHECK_THROWS_WITH_AS(self->split(wrong, "s"), doctest::Contains("ascending order with this"),
+                         Error);
+  }
+  // On paper too; the new group counts for itself and ends with the old one.
+  const auto paper = make_meta_communicator(5, 8);
+  const auto group = paper->split(std::vector<int>{1, 3, 5, 7}, "s");
+  CHECK(group->rank() == 2);
+  CHECK(group->size() == 4);
+  group->all_gather(nullptr, nullptr, 10, DType::f32, "g");
+  CHECK(group->counters().total_bytes() == 3 * 40);
+  paper->abort("over");
+  CHECK(group->end_reason() == "over");
+  CHECK_THROWS_WITH_AS(group->barrier("b"), "over", Error);
+}
+
+TEST_CASE("communicator: messages between two ranks") {
+  run_all(3, [](Communicator& comm) {
+    const int next = (comm.rank() + 1) % 3, last = (comm.rank() + 2) % 3;
+    for (int round = 0; round < 50; ++round) {
+      const std::vector<float> mine = values(comm.rank(), 100 * round);
+      std::vector<float> theirs(mine.size());
+      const auto count = static_cast<std::int64_t>(mine.size());
+      // Rank 0 receives first; with all three sending they would wait for each other.
+      if (comm.rank() == 0) comm.recv(theirs.data(), count, DType::f32, last, "ring");
+      comm.send(mine.data(), count, DType::f32, next, "ring");
+      if (comm.rank() != 0) comm.recv(theirs.data(), count, DType::f32, last, "ring");
+      SHERD_CHECK(theirs == values(last, count), "rank {}: another message", comm.rank());
+    }
+    SHERD_CHECK(
+        comm.counters().bytes[static_cast<std::size_t>(Collective::send)] == 100 * 4 * 50 * 49 / 2,
+        "bytes of send");
+    SHERD_CHECK(comm.counters().total_bytes() == 100 * 4 * 50 * 49 / 2, "recv counts no bytes");
+    SHERD_CHECK(comm.counters().calls[static_cast<std::size_t>(Collective::recv)] == 50, "calls");
+  });
+  const auto paper = make_meta_communicator(0, 2);
+  paper->send(nullptr, 3, DType::f32, 1, "m");
+  CHECK(paper->counters().total_bytes() == 12);
+  float x = 0.0f;
+  CHECK_THROWS_WITH_AS(paper->send(&x, 1, DType::f32, 0, "m"),
+                       doctest::Contains("a message goes to another rank"), Error);
+  CHECK_THROWS_WITH_AS(make_self_communicator()->recv(&x, 1, DType::f32, 0, "m"),
+                       doctest::Contains("this is rank 0 of 1"), Error);
+}
+
+TEST_CASE("communicator: messages that do not fit end in an error that names both") {
+  const auto all = [](int size, const RankBody& body) {
+    const auto errors = run_ranks(make_thread_communicators(size), body);
+    for (const std::string& error : errors) CHECK(error == errors[0]);
+    return errors[0];
+  };
+  const auto has = [](const std::string& text, const std::string& piece) {
+    CAPTURE(text);
+    CHECK(text.find(piece) != std::string::npos);
+  };
+  float x = 1.0f;
+  const std::string labels = all(2, [&](Communicator& comm) {
+    float mine = 0.0f;
+    if (comm.rank() == 0) comm.send(&mine, 1, DType::f32, 1, "a");
+    if (comm.rank() == 1) comm.recv(&mine, 1, DType::f32, 0, "b");
+  });
+  has(labels, "ranks disagree at message number 0 from rank 0 to rank 1");
+  has(labels, "rank 0: send of 1 f32 to rank 1 for 'a'; rank 1: recv of 1 f32 from rank 0 for 'b'");
+  const std::string stuck = all(2, [&](Communicator& comm) {
+    if (comm.rank() == 0) comm.send(&x, 1, DType::f32, 1, "a");
+    if (comm.rank() == 1) comm.barrier("end");
+  });
+  has(stuck, "wait for each other: rank 0 in send of 1 f32 to rank 1 for 'a', rank 1 in barrier");
+  const std::string ring = all(
+      3, [&](Communicator& comm) { comm.send(&x, 1, DType::f32, (comm.rank() + 1) % 3, "ring"); });
+  has(ring, "wait for each other");
+  const auto left = run_ranks(make_thread_communicators(2), [](Communicator& comm) {
+    float mine = 0.0f;
+    if (comm.rank() == 1) comm.recv(&mine, 1, DType::f32, 0, "a");
+  });
+  has(left[1], "rank 0 has left the group, so rank 1 waits in vain in recv of 1 f32 from rank 0");
+}
+
+TEST_CASE("communicator: a call that is skipped, or made late, is noticed before data moves") {
+  const auto errors_with = [](const Fault& fault, bool messages) {
+    auto ranks = make_thread_communicators(3);
+    ranks[1] = make_faulty_communicator(std::move(ranks[1]), {fault});
+    return run_ranks(std::move(ranks), [&](Communicator& comm) {
+      std::vector<float> data(4 * 3, static_cast<float>(comm.rank()));
+      if (messages) {
+        for (const char* label : {"first", "second"}) {
+          if (comm.rank() == 0) comm.recv(data.data(), 4, DType::f32, 1, label);
+          if (comm.rank() == 1) comm.send(data.data(), 4, DType::f32, 0, label);
+        }
+        return comm.barrier("end");
+      }
+      for (const char* label : {"unit 0", "unit 1", "unit 2"}) {
+        try {
+          comm.all_reduce(data.data(), 4, DType::f32, ReduceOp::sum, label);
+        } catch (const Error&) {
+          // Only 'unit 0' may have moved anything.
+          if (std::string(label) == "unit 1") {
+            SHERD_CHECK(data[0] == 3.0f, "data moved: {}", data[0]);
+          }
+          throw;
+        }
+      }
+    });
+  };
+  const auto all_say = [](const std::vector<std::string>& errors, const std::string& piece) {
+    for (const std::string& error : errors) {
+      CAPTURE(error);
+      CHECK(error.find(piece) != std::string::npos);
+    }
+  };
+  const std::string other =
+      "rank 0: all_reduce (sum) of 4 f32 for 'unit 1'; rank 1: all_reduce (sum) of 4 f32 for ";
+  all_say(errors_with(fault_of(Fault::Kind::drop, 1), false), other + "'unit 2'");
+  all_say(errors_with(fault_of(Fault::Kind::reorder, 1), false), other + "'unit 2'");
+  all_say(errors_with(fault_of(Fault::Kind::different_label, 1), false),
+          other + "'unit 1 (other)'");
+  all_say(errors_with(fault_of(Fault::Kind::drop, 0, "unit 1"), false), other + "'unit 2'");
+  // The last call, dropped or held back for one that never comes: the rank leaves without it.
+  for (const Fault::Kind kind : {Fault::Kind::drop, Fault::Kind::reorder}) {
+    const auto errors = errors_with(fault_of(kind, 2), false);
+    CHECK(errors[1] == "");
+    for (const std::size_t r : {0, 2}) {
+      CHECK(errors[r].find("rank 1 has left the group") != std::string::npos);
+      CHECK(errors[r].find("for 'unit 2'") != std::string::npos);
+    }
+  }
+  const std::string message =
+      "rank 1: send of 4 f32 to rank 0 for 'second'; rank 0: recv of 4 f32 from rank 1 for 'first'";
+  all_say(errors_with(fault_of(Fault::Kind::drop, 0), true), message);
+  all_say(errors_with(fault_of(Fault::Kind::reorder, 0), true), message);
+  all_say(errors_with(fault_of(Fault::Kind::drop, 1), true),
+          "rank 0 in recv of 4 f32 from rank 1 for 'second', rank 1 in barrier for 'end'");
+}
+
+TEST_CASE("communicator: faults of every call, or with a label, hold in groups too") {
+  const auto seconds_with = [](const Fault& fault) {
+    auto ranks = make_thread_communicators(2);
+    ranks[1] = make_faulty_communicator(std::move(ranks[1]), {fault});
+    const auto start = std::chrono::steady_clock::now();
+    for (const std::string& error : run_ranks(std::move(ranks), [](Communicator& world) {
+           const auto group = world.split(std::vector<int>{0, 1}, "group");
+           for (int i = 0; i < 3; ++i) group->barrier("gather");
+           group->barrier("other");
+         })) {
+      CHECK(error == "");
+    }
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
+  };
+  Fault fault = fault_of(Fault::Kind::delay, -1);
+  fault.delay_seconds = 0.05;
+  CHECK(seconds_with(fault) >= 0.2);
+  fault.label = "gather";
+  CHECK(seconds_with(fault) >= 0.15);
+  fault.call = 1;
+  CHECK(seconds_with(fault) >= 0.05);
+  fault.label = "";
+  fault.call = 0;
+  CHECK(seconds_with(fault) < 0.05);
+}
+
+TEST_CASE("rank threads: one rank runs here, several in threads of their own") {
+  const auto here = std::this_thread::get_id();
+  run_rank_threads(1, [&](Communicator& comm) {
+    CHECK(comm.size() == 1);
+    CHECK(std::this_thread::get_id() == here);
+  });
+  std::atomic<int> ran{0};
+  run_rank_threads(4, [&](Communicator& comm) {
+    SHERD_CHECK((std::this_thread::get_id() == here) == (comm.rank() == 0), "thread");
+    comm.barrier("all");
+    ++ran;
+  });
+  CHECK(ran == 4);
+}
+
+TEST_CASE("rank threads: the error is that of the rank that failed, not of those it took along") {
+  using doctest::Contains;
+  for (const int failing : {0, 2}) {
+    CHECK_THROWS_WITH_AS(run_rank_threads(3,
+                                          [&](Communicator& comm) {
+                                            if (comm.rank() == failing) fail("no more disk");
+                                            comm.barrier("wait");
+                                          }),
+                         fmt::format("rank {}: no more disk", failing).c_str(), Error);
+  }
+  // Something the body owns ends the group while the exception passes by; others are told first.
+  struct Engine {
+    Communicator& comm;
+    ~Engine() {
+      if (std::uncaught_exceptions() == 0) return;
+      comm.abort("rank 1 gave up");
+      std::this_thread::sleep_for(std::chrono::milliseconds(30));
+    }
+  };
+  CHECK_THROWS_WITH_AS(run_rank_threads(3,
+                                        [](Communicator& comm) {
+                                          const Engine engine{comm};
+                                          if (comm.rank() == 1) throw std::bad_alloc();
+                                          comm.barrier("wait");
+                                        }),
+                       "rank 1: std::bad_alloc", Error);
+  // Where all fail with the same reason there is no other.
+  CHECK_THROWS_WITH_AS(
+      run_rank_threads(2, [](Communicator& comm) { comm.barrier(comm.rank() == 0 ? "a" : "b"); }),
+      Contains("ranks disagree at collective number 0"), Error);
+  CHECK_THROWS_WITH_AS(run_rank_threads(1, [](Communicator&) { throw 3; }),
+                       "rank 0: an exception that is no std::exception", Error);
 }

@@ -19,20 +19,18 @@ TEST_CASE("mesh: coordinates and groups") {
   CHECK_FALSE(mesh.contiguous("replicate"));
 }
 
-TEST_CASE("mesh: the groups along each axis are a partition, and colors tell them apart") {
+TEST_CASE("mesh: the groups along each axis are a partition") {
   const ProcessMesh mesh({{"a", 3}, {"b", 1}, {"c", 4}, {"d", 2}});
   for (const ProcessMesh::Axis& axis : mesh.axes()) {
     std::set<std::vector<int>> groups;
-    std::set<int> members, colors;
+    std::set<int> members;
     for (int rank = 0; rank < mesh.size(); ++rank) {
       const std::vector<int> group = mesh.group(rank, axis.name);
       CHECK(group[static_cast<std::size_t>(mesh.coordinate(rank, axis.name))] == rank);
       if (groups.insert(group).second) members.insert(group.begin(), group.end());
-      colors.insert(mesh.color(rank, axis.name));
     }
     CHECK(members.size() == static_cast<std::size_t>(mesh.size()));
     CHECK(groups.size() == static_cast<std::size_t>(mesh.size() / axis.size));
-    CHECK(colors.size() == groups.size());
   }
 }
 
