@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <exception>
 #include <utility>
 
@@ -18,8 +19,10 @@ namespace {
 std::vector<std::string> describe(const std::vector<std::unique_ptr<ShardedUnit>>& units,
                                   const ShardingOptions& options, DType dtype) {
   std::vector<std::string> texts{
-      fmt::format("policy {}, {}, mesh '{}'", name_of(options.policy), name_of(dtype),
-                  options.mesh ? options.mesh->to_string() : "")};
+      fmt::format("policy {}, {}, mesh '{}', prefetch {}, reshard {}/{}", name_of(options.policy),
+                  name_of(dtype), options.mesh ? options.mesh->to_string() : "", options.prefetch,
+                  static_cast<int>(options.reshard_after_forward.kind),
+                  options.reshard_after_forward.group_size)};
   for (const auto& unit : units) {
     for (const Parameter* parameter : unit->plan().parameters) {
       texts.push_back(fmt::format("'{}' {} in unit {}", parameter->name(),
@@ -37,8 +40,8 @@ const ShardingOptions& checked(const ShardingOptions& options, int ranks) {
 }  // namespace
 
 std::string ShardingEvent::to_string() const {
-  static constexpr const char* kNames[] = {"unshard", "prefetch", "wait",   "forward",
-                                           "backward", "reshard",  "drop",   "reduce",
+  static constexpr const char* kNames[] = {"unshard",     "prefetch",     "wait", "forward",
+                                           "backward",    "reshard",      "drop", "reduce",
                                            "wait_reduce", "gather_update"};
   return fmt::format("{} {}", kNames[static_cast<int>(kind)], unit);
 }
@@ -75,9 +78,9 @@ ShardingEngine::ShardingEngine(Module& model, Context& context, Communicator& wo
 ShardingEngine::~ShardingEngine() {
   // Streams wait for their work, which may wait for ranks that wait for this one.
   if (std::uncaught_exceptions() > exceptions_) {
-    groups_.world.abort(fmt::format(
-        "rank {} has stopped in the middle of its work; its own message says why",
-        groups_.world.rank()));
+    groups_.world.abort(
+        fmt::format("rank {} has stopped in the middle of its work; its own message says why",
+                    groups_.world.rank()));
   }
   for (const auto& stage : stages_) {
     stage->module->remove_hook(stage->pre_hook);
@@ -152,8 +155,8 @@ void ShardingEngine::before_forward(Stage& stage) {
 
 void ShardingEngine::after_forward(Stage& stage, bool recorded) {
   const std::shared_ptr<Call> call = open_.back();
-  SHERD_INTERNAL_CHECK(call->stage == &stage, "forward of {} ends inside {}",
-                       stage.module->name(), call->stage->module->name());
+  SHERD_INTERNAL_CHECK(call->stage == &stage, "forward of {} ends inside {}", stage.module->name(),
+                       call->stage->module->name());
   open_.pop_back();
   --stage.running;
   call->recorded = recorded;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// ShardingEngine: trains a Module on many ranks. It hooks on the modules that are units and gathers,
-// releases and reduces around their forward and backward; the model knows nothing of it.
+// ShardingEngine: trains a Module on many ranks. It hooks on the modules that are units and
+// gathers, releases and reduces around their forward and backward; the model knows nothing of it.
 //
 //   ShardingEngine engine(model, context, communicator, DType::f32, {.policy = ...});
 //   engine.initialize();
@@ -68,7 +68,8 @@ class SHERD_API ShardingEngine {
   // Instead, after an exception that all ranks have caught: gives up the step.
   void abandon_step();
 
-  // Calls visit(parameter) for each parameter with its whole data, unit by unit. All ranks together.
+  // Calls visit(parameter) for each parameter with its whole data, unit by unit. All ranks
+  // together.
   void visit_parameters(const std::function<void(Parameter&)>& visit);
 
   // The order in which the unit modules run, by name: known from the last forward pass; before the

@@ -12,12 +12,18 @@ namespace sherd {
 namespace {
 
 constexpr std::pair<const char*, ShardingPolicy> kPolicyNames[] = {
-    {"none", ShardingPolicy::none},           {"ddp", ShardingPolicy::none},
-    {"no_shard", ShardingPolicy::none},       {"zero1", ShardingPolicy::zero1},
-    {"zero2", ShardingPolicy::zero2},         {"grad_op", ShardingPolicy::grad_op},
-    {"shard_grad_op", ShardingPolicy::grad_op}, {"zero3", ShardingPolicy::zero3},
-    {"fsdp", ShardingPolicy::zero3},          {"full_shard", ShardingPolicy::zero3},
-    {"hybrid", ShardingPolicy::hybrid},       {"hybrid_shard", ShardingPolicy::hybrid},
+    {"none", ShardingPolicy::none},
+    {"ddp", ShardingPolicy::none},
+    {"no_shard", ShardingPolicy::none},
+    {"zero1", ShardingPolicy::zero1},
+    {"zero2", ShardingPolicy::zero2},
+    {"grad_op", ShardingPolicy::grad_op},
+    {"shard_grad_op", ShardingPolicy::grad_op},
+    {"zero3", ShardingPolicy::zero3},
+    {"fsdp", ShardingPolicy::zero3},
+    {"full_shard", ShardingPolicy::zero3},
+    {"hybrid", ShardingPolicy::hybrid},
+    {"hybrid_shard", ShardingPolicy::hybrid},
     {"hsdp", ShardingPolicy::hybrid},
 };
 
@@ -143,9 +149,8 @@ UnitPolicy unit_policy(const ShardingOptions& options) {
   unit.shard_optimizer = options.policy != ShardingPolicy::none;
   unit.shard_gradients = unit.shard_optimizer && options.policy != ShardingPolicy::zero1;
   unit.shard_parameters = shards_parameters(options.policy);
-  unit.reshard_after_forward =
-      unit.shard_parameters && options.policy != ShardingPolicy::grad_op &&
-      options.reshard_after_forward.kind != ReshardAfterForward::Kind::no;
+  unit.reshard_after_forward = unit.shard_parameters && options.policy != ShardingPolicy::grad_op &&
+                               options.reshard_after_forward.kind != ReshardAfterForward::Kind::no;
   return unit;
 }
 

@@ -25,8 +25,8 @@ void* address(const Tensor& tensor) {
 
 }  // namespace
 
-ShardedUnit::ShardedUnit(Context& context, ShardingGroups& groups, UnitPlan plan,
-                         UnitPolicy policy, DType dtype)
+ShardedUnit::ShardedUnit(Context& context, ShardingGroups& groups, UnitPlan plan, UnitPolicy policy,
+                         DType dtype)
     : context_(context),
       groups_(groups),
       plan_(std::move(plan)),
@@ -51,8 +51,8 @@ ShardedUnit::ShardedUnit(Context& context, ShardingGroups& groups, UnitPlan plan
     if (!trainable()) continue;
     plan_.parameters[i]->set_grad_place([this, i] {
       if (!full_grad_.defined()) {
-        full_grad_ = Tensor::empty(context_, {layout_.padded_numel()}, dtype_,
-                                   MemoryCategory::gradients);
+        full_grad_ =
+            Tensor::empty(context_, {layout_.padded_numel()}, dtype_, MemoryCategory::gradients);
       }
       return view(full_grad_, i);
     });
@@ -102,9 +102,8 @@ bool ShardedUnit::unshard() {
   const void* from = address(source);
   void* to = address(flat_);
   std::string label = name() + (near ? " unshard from neighbours" : " unshard");
-  gathered_ = groups_.on_gather_stream(label, [=, dtype = dtype_] {
-    group->all_gather(from, to, count, dtype, label);
-  });
+  gathered_ = groups_.on_gather_stream(
+      label, [=, dtype = dtype_] { group->all_gather(from, to, count, dtype, label); });
   flat_.storage().record_use(gathered_);
   source.storage().record_use(gathered_);
   state_ = State::unsharding;

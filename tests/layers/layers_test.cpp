@@ -30,7 +30,8 @@ const std::map<std::string, std::set<std::string>>& direct() {
       {"models", {"autograd", "models/layers", "runtime/io"}},
       {"models/layers", {"autograd"}},
       {"optim", {"autograd"}},
-      {"tools/trainer", {"models", "optim", "runtime/data"}},
+      {"comm/sharding", {"comm", "models", "optim"}},
+      {"tools/trainer", {"comm/sharding", "runtime/data"}},
       {"tools/cli", {"tools/trainer"}},
   };
   return table;

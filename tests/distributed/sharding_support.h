@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: Apache-2.0
+// Models that are awkward to shard, and a training run of them on any number of ranks.
+#pragma once
+
+#include <sherd/autograd/operations.h>
+#include <sherd/comm/rank_threads.h>
+#include <sherd/comm/sharding/engine.h>
+#include <sherd/kernels/random.h>
+#include <sherd/models/vit.h>
+
+#include <cstring>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+namespace sherd::test {
+
+// A ViT of odd sizes with dropout and drop-path, a frozen layer, and a matrix that three places
+// use.
+class TiedViT : public Module {
+ public:
+  static constexpr std::int64_t kClasses = 7, kSide = 9;
+
+  TiedViT() {
+    const auto vit = std::make_shared<VisionTransformer>(ViTSettings{.image_height = kSide,
+                                                                     .image_width = kSide,
+                                                                     .channels = 1,
+                                                                     .patch = 3,
+                                                                     .dim = 10,
+                                                                     .depth = 3,
+                                                                     .heads = 2,
+                                                                     .mlp_ratio = 1.5,
+                                                                     .classes = kClasses,
+                                                                     .drop = 0.1,
+                                                                     .drop_path = 0.2});
+    vit_ = register_child("vit", vit);
+    tied_ = vit->child("head")->own_parameters().front().second;  // [classes, dim]
+    register_parameter("tied", tied_);
+    assign_names();
+    const auto block = vit->child("blocks")->child("1");
+    for (Parameter* parameter : block->child("attn")->parameters()) {
+      parameter->set_requires_grad(false);
+    }
+  }
+
+ protected:
+  Variable forward(const Variable& images) override {
+    const Variable features = matmul(vit_(images), tied_->variable());
+    return linear(features, tied_->variable(), {});
+  }
+
+ private:
+  Child vit_;
+  std::shared_ptr<Parameter> tied_;
+};
+
+// Everything else a flat unit may meet: a scalar, an empty and a tiny parameter, a matrix tied
+// across units, a unit inside a unit, a module called twice, and one that some steps leave out.
+class OddNet : public Module {
+ public:
+  static constexpr std::int64_t kWidth = 5;
+
+  class Cell : public Module {
+   public:
+    explicit Cell(std::shared_ptr<Parameter> shared, std::shared_ptr<Module> inner = nullptr) {
+      if (inner) inner_ = register_child("inner", inner), has_inner_ = true;
+      weight_ = shared ? std::move(shared)
+                       : std::make_shared<Parameter>(Shape{kWidth, kWidth},
+                                                     Initializer::normal(0.3), true);
+      register_parameter("weight", weight_);
+      bias_ = register_parameter("bias", {kWidth}, Initializer::normal(0.1), false);
+    }
+    const std::shared_ptr<Parameter>& weight() const { return weight_; }
+
+   protected:
+    Variable forward(const Variable& x) override {
+      const Variable y =
+          activate(linear(x, weight_->variable(), bias_->variable()), Activation::gelu_erf);
+      return add(x, has_inner_ ? inner_(y) : y);
+    }
+
+   private:
+    Child inner_;
+    bool has_inner_ = false;
+    std::shared_ptr<Parameter> weight_, bias_;
+  };
+
+  OddNet() {
+    const auto first = std::make_shared<Cell>(nullptr);
+    const auto nested = std::make_shared<Cell>(nullptr, std::make_shared<Cell>(nullptr));
+    const auto last = std::make_shared<Cell>(first->weight());
+    const auto twice = std::make_shared<Cell>(nullptr);
+    const auto branch = std::make_shared<Cell>(nullptr);
+    first_ = register_child("first", first);
+    twice_ = register_child("twice", twice);
+    nested_ = register_child("nested", nested);
+    branch_ = register_child("branch", branch);
+    last_ = register_child("last", last);
+    scalar_ = register_parameter("scalar", Shape{}, Initializer::ones(), false);
+    empty_ = register_parameter("empty", {0}, Initializer::zeros(), false);
+    unused_ = register_parameter("unused", {3}, Initializer::normal(1.0), true);
+    assign_names();
+  }
+
+  bool take_branch = true;
+
+  static bool is_unit(const Module& module) {
+    return dynamic_cast<const Cell*>(&module) != nullptr;
+  }
+
+ protected:
+  Variable forward(const Variable& x) override {
+    Variable y = twice_(first_(x));
+    y = twice_(nested_(y));
+    if (take_branch) y = branch_(y);
+    y = last_(y);
+    // The scalar scales every row: [1, 1] times a row of sums.
+    const Variable factor = reshape(scalar_->variable(), {1, 1});
+    const Variable row = reshape(y, {y.shape().numel() / kWidth * kWidth, 1});
+    return reshape(matmul(row, factor), y.shape());
+  }
+
+ private:
+  Child first_, twice_, nested_, branch_, last_;
+  std::shared_ptr<Parameter> scalar_, empty_, unused_;
+};
+
+struct RunOptions {
+  ShardingOptions sharding;
+  DType dtype = DType::f32;
+  int steps = 10;
+  std::int64_t batch = 12;  // over all ranks
+  std::int64_t passes = 1;  // forward and backward passes a step
+  bool sync_each_pass = false;
+  int threads = 1;
+};
+
+struct RunResult {
+  std::vector<double> losses, norms;
+  std::map<std::string, std::vector<std::uint8_t>> weights;  // raw bytes by name
+  std::map<std::string, std::vector<double>> values;
+  bool operator==(const RunResult&) const = default;
+};
+
+// A model, the shape of one sample, and what is done before each step.
+struct Workload {
+  std::function<std::unique_ptr<Module>()> model;
+  std::vector<std::int64_t> sample;
+  std::int64_t classes = 1;
+  std::function<void(Module&, int step)> before_step;
+};
+
+inline Workload tied_vit() {
+  return {[] { return std::make_unique<TiedViT>(); },
+          {1, TiedViT::kSide, TiedViT::kSide},
+          TiedViT::kClasses,
+          {}};
+}
+
+inline Workload odd_net() {
+  return {
+      [] { return std::make_unique<OddNet>(); },
+      {OddNet::kWidth},
+      OddNet::kWidth,
+      [](Module& module, int step) { dynamic_cast<OddNet&>(module).take_branch = step % 3 != 1; }};
+}
+
+inline std::vector<double> to_doubles(const Tensor& x) {
+  if (x.dtype() == DType::f64) return x.to_vector<double>();
+  const std::vector<float> narrow = x.to_vector<float>();
+  return {narrow.begin(), narrow.end()};
+}
+
+// Samples [begin, begin + count) of the step's global batch; equal whoever makes them.
+inline std::pair<Tensor, Tensor> make_batch(Context& context, const Workload& work, DType dtype,
+                                            int step, std::int64_t begin, std::int64_t count) {
+  std::int64_t per_sample = 1;
+  for (const std::int64_t side : work.sample) per_sample *= side;
+  const Tensor flat = Tensor::empty(context, {count * per_sample}, dtype, MemoryCategory::inputs);
+  fill_normal(flat, 0.0, 1.0, RandomStream(11, "test", "images", static_cast<std::uint64_t>(step)),
+              begin * per_sample);
+  std::vector<std::int64_t> dims{count};
+  dims.insert(dims.end(), work.sample.begin(), work.sample.end());
+  std::vector<std::int64_t> labels;
+  for (std::int64_t i = 0; i < count; ++i) labels.push_back((begin + i + step) % work.classes);
+  const Tensor label = Tensor::empty(context, {count}, DType::i64, MemoryCategory::inputs);
+  if (!context.is_meta()) label.copy_from_host(labels.data(), labels.size() * sizeof labels[0]);
+  return {flat.reshape(Shape(std::span<const std::int64_t>(dims))), label};
+}
+
+// One step of one rank, up to and with finish_backward().
+inline GlobalStep forward_backward(Context& context, Communicator& world, Module& model,
+                                   ShardingEngine& engine, const Workload& work,
+                                   const RunOptions& options, int step) {
+  const std::int64_t begin = options.batch * world.rank() / world.size();
+  const std::int64_t end = options.batch * (world.rank() + 1) / world.size();
+  double loss_sum = 0.0;
+  for (std::int64_t pass = 0; pass < options.passes; ++pass) {
+    const std::int64_t from = begin + (end - begin) * pass / options.passes;
+    const std::int64_t to = begin + (end - begin) * (pass + 1) / options.passes;
+    engine.set_gradient_sync(options.sync_each_pass || pass + 1 == options.passes);
+    context.set_random_position({static_cast<std::uint64_t>(step), from});
+    // A rank without samples takes part with one of weight zero.
+    const auto [images, labels] =
+        make_batch(context, work, options.dtype, step, from, std::max<std::int64_t>(1, to - from));
+    Tape tape(context);
+    Variable loss;
+    {
+      const TapeScope recording(tape);
+      loss = cross_entropy(model(images), {labels, {}, 0.1}, options.batch);
+      if (to == from) loss = scale(loss, 0.0);
+    }
+    tape.backward(loss);
+    if (!context.is_meta()) loss_sum += loss.tensor().item();
+  }
+  return engine.finish_backward(loss_sum);
+}
+
+inline RunResult train_rank(Communicator& world, const Workload& work, const RunOptions& options) {
+  Context context({.threads = options.threads, .seed = 3, .rank = world.rank()});
+  const std::unique_ptr<Module> model = work.model();
+  ShardingEngine engine(*model, context, world, options.dtype, options.sharding);
+  engine.initialize();
+  const auto optimizer = make_adamw({.weight_decay = 0.1});
+  optimizer->prepare(engine.spans());
+  RunResult result;
+  for (int step = 0; step < options.steps; ++step) {
+    if (work.before_step) work.before_step(*model, step);
+    const GlobalStep all = forward_backward(context, world, *model, engine, work, options, step);
+    result.losses.push_back(all.loss);
+    result.norms.push_back(all.grad_norm);
+    optimizer->step(engine.spans(), 3e-3, clip_factor(all.grad_norm, 0.5));
+    engine.finish_step();
+  }
+  engine.visit_parameters([&](Parameter& parameter) {
+    const Tensor& data = parameter.data();
+    std::vector<std::uint8_t>& bytes = result.weights[parameter.name()];
+    bytes.resize(static_cast<std::size_t>(data.numel()) * size_of(data.dtype()));
+    if (!bytes.empty()) std::memcpy(bytes.data(), data.raw_data(), bytes.size());
+    result.values[parameter.name()] = to_doubles(data);
+  });
+  return result;
+}
+
+// On threads of this process; the result of rank 0, after checking that all ranks have the same.
+inline RunResult train_ranks(int ranks, const Workload& work, const RunOptions& options) {
+  std::vector<RunResult> results(static_cast<std::size_t>(ranks));
+  run_rank_threads(ranks, [&](Communicator& world) {
+    results[static_cast<std::size_t>(world.rank())] = train_rank(world, work, options);
+  });
+  for (const RunResult& result : results) {
+    SHERD_CHECK(result == results.front(), "the ranks of one run ended with different weights");
+  }
+  return results.front();
+}
+
+}  // namespace sherd::test
