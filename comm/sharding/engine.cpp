@@ -60,7 +60,7 @@ ShardingEngine::ShardingEngine(Module& model, Context& context, Communicator& wo
     units_.push_back(
         std::make_unique<ShardedUnit>(context, groups_, std::move(plan), policy, dtype));
   }
-  check_same_model(world, describe(units_, options_, dtype));
+  check_same(world, describe(units_, options_, dtype), "hold different models or sharding options");
   model.for_each_module([&](Module& module) {
     if (std::ranges::any_of(stages_, [&](const auto& s) { return s->module == &module; })) return;
     auto stage = std::make_unique<Stage>();
