@@ -74,8 +74,7 @@ Event ShardingGroups::on_reduce_stream(std::string label, std::function<void()> 
   return run_on(reduce_stream, trace, reduce_track, std::move(label), std::move(call));
 }
 
-void check_same(Communicator& world, const std::vector<std::string>& lines,
-                std::string_view what) {
+void check_same(Communicator& world, const std::vector<std::string>& lines, std::string_view what) {
   const auto ranks = static_cast<std::size_t>(world.size());
   const auto count = static_cast<std::int64_t>(lines.size());
   std::vector<std::int64_t> hashes;
@@ -108,9 +107,10 @@ void check_same(Communicator& world, const std::vector<std::string>& lines,
   std::vector<char> texts(ranks * text.size());
   world.all_gather(text.data(), texts.data(), static_cast<std::int64_t>(text.size()), DType::u8,
                    "where do ranks differ");
-  fail("ranks 0 and {} {}; the first difference: rank 0 has {}; rank {} has {}. All ranks must be "
-       "started with the same settings",
-       other, what, texts.data(), other, texts.data() + other * text.size());
+  fail(
+      "ranks 0 and {} {}; the first difference: rank 0 has {}; rank {} has {}. All ranks must be "
+      "started with the same settings",
+      other, what, texts.data(), other, texts.data() + other * text.size());
 }
 
 }  // namespace sherd

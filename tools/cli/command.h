@@ -40,6 +40,9 @@ class SettingFlags {
   std::shared_ptr<Assignments> flags_ = std::make_shared<Assignments>();
 };
 
+// Throws where a launcher started several processes: each would do the same.
+void check_one_process(const char* command);
+
 std::string group_digits(std::int64_t value);  // 139018 → "139,018"
 std::int64_t peak_resident_bytes();            // of this process
 

@@ -3,12 +3,15 @@
 
 #include <sherd/runtime/error.h>
 #include <sherd/runtime/suggest.h>
+#include <sherd/tools/trainer/ranks.h>
 #include <sherd/tools/trainer/train.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <thread>
 
 namespace {
 
@@ -81,6 +84,12 @@ int run(int argc, char** argv) {
   fail("no command");
 }
 
+int report(const std::exception& error) {
+  std::fflush(stdout);
+  fmt::print(stderr, "sherd: {}\n", error.what());
+  return 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -89,9 +98,12 @@ int main(int argc, char** argv) {
     SHERD_CHECK(std::fflush(stdout) == 0 && std::ferror(stdout) == 0,
                 "the output could not be written: {}", std::strerror(errno));
     return status;
-  } catch (const std::exception& error) {
-    std::fflush(stdout);
-    fmt::print(stderr, "sherd: {}\n", error.what());
+  } catch (const GroupEnded& error) {
+    if (is_first_process()) return report(error);
     return 1;
+  } catch (const std::exception& error) {
+    // Of launched processes all but the first give it time to say the same, and to end them all.
+    if (!is_first_process()) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    return report(error);
   }
 }

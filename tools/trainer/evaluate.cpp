@@ -37,8 +37,7 @@ void sum_over_ranks(Communicator& world, ExactSum& loss, std::int64_t& correct) 
 EvaluationResult evaluate(Context& context, Module& model,
                           const std::shared_ptr<const ImageDataset>& dataset,
                           BatchLoaderOptions options,
-                          const std::function<bool(std::int64_t)>& progress,
-                          Communicator* world) {
+                          const std::function<bool(std::int64_t)>& progress, Communicator* world) {
   options.shuffle = false;
   options.drop_last = false;
   const DType dtype = options.f64 ? DType::f64 : DType::f32;

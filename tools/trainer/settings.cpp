@@ -160,7 +160,8 @@ const std::vector<Setting>& setting_table() {
       {"sharding.ranks", &T::ranks,
        "ranks as threads of this process; under mpiexec leave it out, each process is a rank"},
       {"sharding.shard", &T::shard,
-       "none (ddp), zero1, zero2, grad_op, zero3 (fsdp), hybrid (hsdp), or auto: zero3 with several "
+       "none (ddp), zero1, zero2, grad_op, zero3 (fsdp), hybrid (hsdp), or auto: zero3 with "
+       "several "
        "ranks"},
       {"sharding.mesh", &T::mesh,
        "arrangement of the ranks, such as replicate=2,shard=4; empty: shard over all"},
@@ -169,10 +170,10 @@ const std::vector<Setting>& setting_table() {
       {"sharding.reshard_after_forward", &T::reshard_after_forward,
        "yes, no, or K: keep 1/K inside groups of K ranks; empty: by the policy"},
       {"sharding.prefetch", &T::prefetch, "units gathered ahead of the one that computes"},
-      {"sharding.persist_below", &T::persist_below,
-       "parameters with fewer elements stay gathered"},
+      {"sharding.persist_below", &T::persist_below, "parameters with fewer elements stay gathered"},
       {"sharding.reduce_every", &T::reduce_every,
-       "step: sum gradients over ranks once a step; micro: after each micro-batch, which holds less"},
+       "step: sum gradients over ranks once a step; micro: after each micro-batch, which holds "
+       "less"},
       {"run.epochs", &T::epochs, "passes over the training images"},
       {"run.max_steps", &T::max_steps,
        "stop (and end the schedule) after this many steps; 0: by epochs"},
@@ -183,7 +184,8 @@ const std::vector<Setting>& setting_table() {
       {"run.dtype", &T::dtype, "f32 or f64"},
       {"run.memory_limit", &T::memory_limit,
        "most memory to reserve, such as 6GiB; empty: no limit"},
-      {"run.threads", &T::threads, "CPU threads of a rank's kernels; 0: its part of OMP_NUM_THREADS, or of all"},
+      {"run.threads", &T::threads,
+       "CPU threads of a rank's kernels; 0: its part of OMP_NUM_THREADS, or of all"},
       {"run.seed", &T::seed, "of initial weights, data order and dropout"},
       {"run.out", &T::out, "folder of the results; empty: runs/DATASET-TIME"},
       {"run.trace", &T::trace, "write a Chrome trace of the first 10 steps to this new file"},

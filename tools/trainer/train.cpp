@@ -118,8 +118,8 @@ class Run {
     const std::int64_t images = data_.train->size();
     info_.train_images = images;
     info_.test_images = data_.test->size();
-    std::vector<std::string> lines{fmt::format("{} training and {} test images",
-                                               info_.train_images, info_.test_images)};
+    std::vector<std::string> lines{
+        fmt::format("{} training and {} test images", info_.train_images, info_.test_images)};
     std::istringstream text(settings_to_toml(settings_));
     for (std::string line; std::getline(text, line);) lines.push_back(line);
     check_same(world_, lines, "were started with different data or settings");
@@ -209,8 +209,8 @@ class Run {
   void check_space() const {
     std::int64_t bytes = 1 << 20;
     for (const Parameter* parameter : model_.parameters()) {
-      bytes += parameter->numel() *
-               static_cast<std::int64_t>(size_of(dtype_from_name(settings_.dtype)));
+      bytes +=
+          parameter->numel() * static_cast<std::int64_t>(size_of(dtype_from_name(settings_.dtype)));
     }
     std::error_code error;
     const std::filesystem::space_info space = std::filesystem::space(info_.out, error);

@@ -17,7 +17,7 @@ struct RunInfo {
   std::string out;
   std::int64_t parameters = 0, train_images = 0, test_images = 0;
   std::int64_t epochs = 0, steps_per_epoch = 0, total_steps = 0;
-  int threads = 0;     // of a rank
+  int threads = 0;  // of a rank
   int ranks = 1;
   std::string sharding;  // "4 ranks as threads, zero3"
 };
@@ -54,7 +54,7 @@ struct TrainOutcome {
   std::int64_t steps = 0;
   bool stopped = false;  // by the observer; the weights are saved all the same
   EvaluationResult test;
-  double train_seconds = 0.0;  // of the steps alone, data waits included
+  double train_seconds = 0.0;    // of the steps alone, data waits included
   double exposed_seconds = 0.0;  // of those, spent waiting for other ranks
   double images_per_second = 0.0;
   MemoryBreakdown at_peak{}, peaks{};

@@ -128,14 +128,13 @@ std::string find_non_finite(Module& model, const ShardingEngine& engine, const T
   std::string where;
   const std::int64_t pixel = first_non_finite(images);
   if (pixel >= 0) where = fmt::format("the input images (element {})", pixel);
-  engine.visit_shards(
-      [&](const Parameter& parameter, std::int64_t first, const Tensor& elements) {
-        if (!where.empty()) return;
-        const std::int64_t index = first_non_finite(elements);
-        if (index >= 0) {
-          where = fmt::format("parameter {} (element {})", parameter.name(), first + index);
-        }
-      });
+  engine.visit_shards([&](const Parameter& parameter, std::int64_t first, const Tensor& elements) {
+    if (!where.empty()) return;
+    const std::int64_t index = first_non_finite(elements);
+    if (index >= 0) {
+      where = fmt::format("parameter {} (element {})", parameter.name(), first + index);
+    }
+  });
   struct Hooks {  // removed even when the forward pass throws
     std::vector<std::pair<Module*, int>> all;
     ~Hooks() {

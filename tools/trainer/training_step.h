@@ -36,10 +36,10 @@ class SHERD_API TrainingStep {
   TrainingStep(Context& context, Module& model, ShardingEngine& engine, Optimizer& optimizer,
                const StepSettings& settings);
 
-  // Trains on the global batch of which `batch` is this rank's part, staging it through `inputs` one
-  // micro-batch at a time. Throws an AgreedError when the loss or a gradient is not finite, naming
-  // the step and the first layer or parameter where that shows; the weights are then still those
-  // before the step.
+  // Trains on the global batch of which `batch` is this rank's part, staging it through `inputs`
+  // one micro-batch at a time. Throws an AgreedError when the loss or a gradient is not finite,
+  // naming the step and the first layer or parameter where that shows; the weights are then still
+  // those before the step.
   StepResult run(InputBuffers& inputs, const Batch& batch);
   // The same on a global batch of this size whose values are whatever the buffers hold: for meta
   // and for timing.
