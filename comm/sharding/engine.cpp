@@ -32,8 +32,12 @@ std::vector<std::string> describe(const std::vector<std::unique_ptr<ShardedUnit>
   return texts;
 }
 
-const ShardingOptions& checked(const ShardingOptions& options, int ranks) {
-  validate(options, ranks);
+const ShardingOptions& checked(const ShardingOptions& options, const Context& context,
+                               const Communicator& world) {
+  validate(options, world.size());
+  SHERD_CHECK(context.is_meta() == world.on_paper(),
+              "sharding: a context on {} needs a communicator {}", name_of(context.device()),
+              context.is_meta() ? "on paper (make_meta_communicator)" : "of real ranks");
   return options;
 }
 
@@ -49,7 +53,7 @@ std::string ShardingEvent::to_string() const {
 ShardingEngine::ShardingEngine(Module& model, Context& context, Communicator& world, DType dtype,
                                const ShardingOptions& options)
     : context_(context),
-      options_(checked(options, world.size())),
+      options_(checked(options, context, world)),
       groups_(context, world, options_),
       exceptions_(std::uncaught_exceptions()) {
   if (model.name().empty()) model.assign_names();

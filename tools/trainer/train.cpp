@@ -76,6 +76,7 @@ class Run {
     plan();
     prepare();
     agree_on_errors(world_, is_first() ? message_of([&] { claim_files(); }) : std::string());
+    if (!settings_.trace.empty()) context_.trace().enable();
     try {
       agree_on_errors(world_, is_first() ? message_of([&] { start_log(); }) : std::string());
       train_epochs();
@@ -108,8 +109,6 @@ class Run {
   }
 
   void plan() {
-    SHERD_CHECK(!context_.is_meta(),
-                "--device meta computes no numbers, so it cannot train; see sherd bench step");
     check_batch(settings_, world_.size());
     check_range("--epochs", settings_.epochs, 1, 1'000'000);
     check_range("--max-steps", settings_.max_steps, 0, std::int64_t{1} << 40);
@@ -507,7 +506,10 @@ class Run {
 TrainObserver::~TrainObserver() = default;
 
 TrainOutcome train(const TrainSettings& settings, TrainObserver& observer) {
-  sharding_options(settings, planned_ranks(settings));  // refused before anything is read
+  // Refused before anything is read.
+  SHERD_CHECK(device_from_name(settings.device) != Device::meta,
+              "--device meta computes no numbers, so it cannot train; see sherd bench step");
+  sharding_options(settings, planned_ranks(settings));
   // Threads share the images; processes read their own.
   std::optional<DataSource> shared;
   if (!under_launcher()) shared = open_data(settings);
