@@ -249,6 +249,7 @@ class MessageCommunicator final : public StagedCommunicator {
                                    : call.collective == Collective::recv ? left->sent
                                                                          : left->collectives;
       if (reached > call.sequence || done(requests)) continue;
+      group_->throw_if_ended();  // perhaps it left because something larger has ended
       group_->end(left_message(r, rank(), call.describe()));
       group_->throw_if_ended();
     }
