@@ -222,7 +222,7 @@ class MessageCommunicator final : public StagedCommunicator {
   // Waits until these messages are done, or the group has ended.
   void finish(const Call& call, Requests requests) {
     try {
-      for (Backoff backoff; !done(requests); backoff.pause()) {
+      for (Backoff backoff(world().crowded()); !done(requests); backoff.pause()) {
         if (!backoff.time_for_a_check()) continue;
         group_->throw_if_ended();
         end_if_left(call, requests);

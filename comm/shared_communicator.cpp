@@ -85,7 +85,7 @@ class SharedCommunicator final : public StagedCommunicator {
   // Waits for `ready`. Now and then `check` ends the group when that cannot come any more.
   template <typename Ready, typename Check>
   void wait(const Ready& ready, const Check& check) const {
-    for (Backoff backoff; !ready(); backoff.pause()) {
+    for (Backoff backoff(region_->crowded()); !ready(); backoff.pause()) {
       if (!backoff.time_for_a_check()) continue;
       check();
       if (!ready()) region_->throw_if_ended();

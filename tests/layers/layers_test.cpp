@@ -31,7 +31,7 @@ const std::map<std::string, std::set<std::string>>& direct() {
       {"models/layers", {"autograd"}},
       {"optim", {"autograd"}},
       {"tools/trainer", {"models", "optim", "runtime/data"}},
-      {"tools/cli", {"tools/trainer"}},
+      {"tools/cli", {"tools/trainer", "comm"}},
   };
   return table;
 }
