@@ -14,13 +14,16 @@ namespace sherd {
 
 class Backoff {
  public:
+  // crowded: the machine has more ranks than cores, so who waits is in the way.
+  explicit Backoff(bool crowded) : spins_(crowded ? 20 : 200), yields_(crowded ? 5 : 200) {}
+
   void pause() {
     ++looks_;
-    if (looks_ <= kSpins) {
+    if (looks_ <= spins_) {
 #if defined(__x86_64__)
       __builtin_ia32_pause();
 #endif
-    } else if (looks_ <= kSpins + kYields) {
+    } else if (looks_ <= spins_ + yields_) {
       sched_yield();
     } else {
       std::this_thread::sleep_for(std::chrono::microseconds(kSleepMicroseconds));
@@ -32,8 +35,12 @@ class Backoff {
   }
 
  private:
-  static constexpr int kSpins = 200, kYields = 200, kSleepMicroseconds = 50;
-  int looks_ = 0;
+  static constexpr int kSleepMicroseconds = 20;
+  int spins_, yields_, looks_ = 0;
 };
+
+inline bool is_crowded(int ranks_here) {
+  return ranks_here > static_cast<int>(std::thread::hardware_concurrency());
+}
 
 }  // namespace sherd

@@ -222,7 +222,7 @@ class MessageCommunicator final : public StagedCommunicator {
   // Waits until these messages are done, or the group has ended.
   void finish(const Call& call, Requests requests) {
     try {
-      for (Backoff backoff; !done(requests); backoff.pause()) {
+      for (Backoff backoff(world().crowded()); !done(requests); backoff.pause()) {
         if (!backoff.time_for_a_check()) continue;
         group_->throw_if_ended();
         end_if_left(call, requests);
@@ -249,6 +249,7 @@ class MessageCommunicator final : public StagedCommunicator {
                                    : call.collective == Collective::recv ? left->sent
                                                                          : left->collectives;
       if (reached > call.sequence || done(requests)) continue;
+      group_->throw_if_ended();  // perhaps it left because something larger has ended
       group_->end(left_message(r, rank(), call.describe()));
       group_->throw_if_ended();
     }

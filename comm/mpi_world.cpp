@@ -97,6 +97,7 @@ MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
   check(MPI_Comm_free(&machine), "MPI_Comm_free");
   check(MPI_Allreduce(&here, &least, 1, MPI_INT, MPI_MIN, state_->comm), "MPI_Allreduce");
   one_machine_ = least == size_;
+  crowded_ = is_crowded(here);
   void* value = nullptr;
   check(MPI_Comm_get_attr(state_->comm, MPI_TAG_UB, &value, &found), "MPI_Comm_get_attr");
   largest_tag_ = found ? *static_cast<int*>(value) : 32767;
@@ -192,7 +193,7 @@ bool MpiWorld::finish(double limit_seconds) {
   int from = 0;
   // At the first meeting nobody sends any more; at the second everything sent has been taken.
   for (int meeting = 0; meeting < 2; ++meeting) {
-    Backoff backoff;
+    Backoff backoff(crowded_);
     MPI_Request request;
     bool posted = false;
     for (int met = 0; !met; backoff.pause()) {

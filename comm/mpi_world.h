@@ -18,6 +18,7 @@ class MpiWorld {
   int rank() const { return rank_; }
   int size() const { return size_; }
   bool one_machine() const { return one_machine_; }
+  bool crowded() const { return crowded_; }  // this machine; see Backoff
   int largest_tag() const { return largest_tag_; }
 
   // A message under way; its memory must stay until it is done.
@@ -50,7 +51,7 @@ class MpiWorld {
   struct State;
   std::unique_ptr<State> state_;
   int rank_ = 0, size_ = 1, largest_tag_ = 0;
-  bool one_machine_ = false;
+  bool one_machine_ = false, crowded_ = false;
 };
 
 }  // namespace sherd

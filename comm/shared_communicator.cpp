@@ -85,7 +85,7 @@ class SharedCommunicator final : public StagedCommunicator {
   // Waits for `ready`. Now and then `check` ends the group when that cannot come any more.
   template <typename Ready, typename Check>
   void wait(const Ready& ready, const Check& check) const {
-    for (Backoff backoff; !ready(); backoff.pause()) {
+    for (Backoff backoff(region_->crowded()); !ready(); backoff.pause()) {
       if (!backoff.time_for_a_check()) continue;
       check();
       if (!ready()) region_->throw_if_ended();
@@ -99,10 +99,16 @@ class SharedCommunicator final : public StagedCommunicator {
       const bool left = other.left.load(std::memory_order_acquire);
       const std::uint64_t talk = other.talk.load(std::memory_order_acquire);
       if (r == rank() || other.meeting.load(std::memory_order_acquire) >= meeting_) continue;
-      if (left) region_->end(left_message(r, rank(), call.describe()));
+      if (left) end_without(r, call);
       if (waits_for_me(r, talk))
         region_->end(stuck_message(r, other.message.text, rank(), call.describe()));
     }
+  }
+
+  // A rank has left. Perhaps because something larger has ended, which is then the cause.
+  void end_without(int left, const Call& call) const {
+    region_->throw_if_ended();
+    region_->end(left_message(left, rank(), call.describe()));
   }
 
   // Messages passed on with another rank, in the direction in which this rank sends or not.
@@ -127,7 +133,7 @@ class SharedCommunicator final : public StagedCommunicator {
       const bool left = peer.left.load(std::memory_order_acquire);
       const std::uint64_t talk = peer.talk.load(std::memory_order_acquire);
       if (ready()) return;
-      if (left) region_->end(left_message(call.root, rank(), call.describe()));
+      if (left) end_without(call.root, call);
       const bool same_side = (talk & 1) == static_cast<std::uint64_t>(sends);
       if (same_side && waits_for_me(call.root, talk))
         region_->end(stuck_message(call.root, peer.message.text, rank(), call.describe()));

@@ -23,7 +23,8 @@ Region::Region(int fd, int ranks, std::shared_ptr<Region> parent, std::function<
     : parent_(std::move(parent)),
       on_end_(std::move(on_end)),
       ranks_(static_cast<std::size_t>(ranks)),
-      bytes_(bytes_for(ranks)) {
+      bytes_(bytes_for(ranks)),
+      crowded_(parent_ ? parent_->crowded() : is_crowded(ranks)) {
   void* memory = mmap(nullptr, bytes_, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
   SHERD_CHECK(memory != MAP_FAILED, "mapping {} bytes: {}", bytes_, std::strerror(errno));
   base_ = static_cast<std::byte*>(memory);
@@ -40,7 +41,8 @@ void Region::end(const std::string& reason) const {
     put_text(front().reason, kReason, reason);
     front().end_state.store(2, std::memory_order_release);
   }
-  for (Backoff backoff; front().end_state.load(std::memory_order_acquire) != 2;) backoff.pause();
+  for (Backoff backoff(crowded_); front().end_state.load(std::memory_order_acquire) != 2;)
+    backoff.pause();
 }
 
 std::string Region::end_reason() const {

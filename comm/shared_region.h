@@ -18,7 +18,7 @@
 
 namespace sherd {
 
-inline constexpr std::size_t kHalf = 512 << 10;        // of an outbox, in bytes
+inline constexpr std::size_t kHalf = 1 << 20;          // of an outbox, in bytes
 inline constexpr std::size_t kMessageHalf = 64 << 10;  // of the buffer for messages
 inline constexpr std::size_t kText = 240, kReason = 16 << 10;
 
@@ -73,6 +73,7 @@ class Region {
 
   int size() const { return static_cast<int>(ranks_); }
   const std::function<void()>& on_end() const { return on_end_; }
+  bool crowded() const { return crowded_; }  // see Backoff
   Front& front() const { return *reinterpret_cast<Front*>(base_); }
   Slot& slot(int rank) const {
     return reinterpret_cast<Slot*>(base_ + kFrontBytes)[static_cast<std::size_t>(rank)];
@@ -95,6 +96,7 @@ class Region {
   std::shared_ptr<Region> parent_;
   std::function<void()> on_end_;
   std::size_t ranks_, bytes_;
+  bool crowded_;
   std::byte* base_ = nullptr;
 };
 

@@ -312,7 +312,11 @@ Command add_bench(CLI::App& parent) {
       step, {"model", "optimizer", "sharding", "data.dataset", "data.data_dir", "data.image_size",
              "data.classes", "run.batch_size", "run.micro_batch", "run.device", "run.dtype",
              "run.memory_limit", "run.threads", "run.seed", "run.trace"});
-  return {app, [options, flags] { return bench_step(flags.resolve({}), *options); }};
+  const Command comm = add_bench_comm(*app);
+  return {app, [options, flags, comm] {
+            if (comm.app->parsed()) return comm.run();
+            return bench_step(flags.resolve({}), *options);
+          }};
 }
 
 }  // namespace sherd::cli

@@ -59,7 +59,8 @@ int run(int argc, char** argv) {
       "  sherd train run.toml --lr 5e-4      settings from a file, one changed\n"
       "  sherd eval runs/NAME                accuracy of a run's weights\n"
       "  sherd inspect model                 the model names, and the parameters of one\n"
-      "  sherd bench step                    speed of a training step on this machine\n"};
+      "  sherd bench step                    speed of a training step on this machine\n"
+      "  sherd bench comm                    speed of what ranks say to each other\n"};
   app.name("sherd");
   app.set_version_flag("--version", "sherd " + version() + " (" + build_description() + ")");
   const cli::Command commands[] = {cli::add_train(app), cli::add_eval(app), cli::add_inspect(app),
