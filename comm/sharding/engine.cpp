@@ -116,12 +116,12 @@ void ShardingEngine::log(Kind kind, const std::string& unit) {
   if (recording_events_) events_.push_back({kind, unit});
 }
 
-void ShardingEngine::fill(const FillParameter& fill) {
-  for (const auto& unit : units_) unit->fill(fill);
+void ShardingEngine::visit_shards(const ShardVisitor& visit) const {
+  for (const auto& unit : units_) unit->visit_shards(visit);
 }
 
 void ShardingEngine::initialize() {
-  fill([this](const Parameter& parameter, std::int64_t first, const Tensor& elements) {
+  visit_shards([this](const Parameter& parameter, std::int64_t first, const Tensor& elements) {
     sherd::initialize(elements, parameter.initializer(), context_.seed(), parameter.name(), first);
   });
 }
@@ -388,10 +388,8 @@ std::vector<std::string> ShardingEngine::forward_order() const {
   return names;
 }
 
-bool ShardingEngine::keeps_full_parameters() const {
-  return std::ranges::none_of(units_,
-                              [](const auto& unit) { return unit->policy().shard_parameters; }) ||
-         groups_.shard_count == 1;
+bool ShardingEngine::replicated() const {
+  return options_.policy == ShardingPolicy::none || groups_.world.size() == 1;
 }
 
 CommunicationCounters ShardingEngine::counters() const {

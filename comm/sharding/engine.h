@@ -49,10 +49,10 @@ class SHERD_API ShardingEngine {
   ShardingEngine(const ShardingEngine&) = delete;
   ShardingEngine& operator=(const ShardingEngine&) = delete;
 
-  // First values, of the elements this rank keeps alone: by the parameters' initialisers and the
-  // context's seed, or whatever `fill` writes.
+  // Calls visit for all elements this rank keeps, between steps, to read or to fill them.
+  void visit_shards(const ShardVisitor& visit) const;
+  // Fills them by the parameters' initialisers and the context's seed.
   void initialize();
-  void fill(const FillParameter& fill);
 
   // One span per piece of a trainable parameter that this rank updates. Gradients are there from
   // finish_backward() to finish_step(), undefined for a parameter that no rank used.
@@ -68,7 +68,7 @@ class SHERD_API ShardingEngine {
   // Instead, after an exception that all ranks have caught: gives up the step.
   void abandon_step();
 
-  // Calls visit(parameter) for each parameter with its whole data, unit by unit. All ranks
+  // Calls visit for each parameter with its whole data, gathered unit by unit, to read. All ranks
   // together.
   void visit_parameters(const std::function<void(Parameter&)>& visit);
 
@@ -79,7 +79,8 @@ class SHERD_API ShardingEngine {
   const std::vector<std::unique_ptr<ShardedUnit>>& units() const { return units_; }
   const ShardingGroups& groups() const { return groups_; }
   const ShardingOptions& options() const { return options_; }
-  bool keeps_full_parameters() const;  // on this rank, between steps
+  // Whether every rank has the whole model to itself, so that it can save it without the others.
+  bool replicated() const;
 
   // Seconds this rank's computing thread has waited for communication.
   double exposed_seconds() const { return exposed_seconds_; }

@@ -77,18 +77,18 @@ Tensor ShardedUnit::piece(const Tensor& flat) const {
   return flat.slice(0, begin, begin + layout_.shard_numel());
 }
 
-void ShardedUnit::fill(const FillParameter& fill) {
+void ShardedUnit::visit_shards(const ShardVisitor& visit) const {
   if (!policy_.shard_parameters) {
     for (const Parameter* parameter : plan_.parameters) {
       if (parameter->numel() > 0) {
-        fill(*parameter, 0, parameter->data().reshape({parameter->numel()}));
+        visit(*parameter, 0, parameter->data().reshape({parameter->numel()}));
       }
     }
     return;
   }
   for (const ShardSegment& segment : segments_) {
-    fill(*plan_.parameters[segment.parameter], segment.offset_in_parameter,
-         shard_.slice(0, segment.offset_in_shard, segment.offset_in_shard + segment.numel));
+    visit(*plan_.parameters[segment.parameter], segment.offset_in_parameter,
+          shard_.slice(0, segment.offset_in_shard, segment.offset_in_shard + segment.numel));
   }
 }
 

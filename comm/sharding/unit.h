@@ -19,8 +19,8 @@
 
 namespace sherd {
 
-// Fills elements of a parameter, of which the first has this index in it.
-using FillParameter =
+// Reads or fills elements of a parameter, of which the first has index `first` in it.
+using ShardVisitor =
     std::function<void(const Parameter& parameter, std::int64_t first, const Tensor& elements)>;
 
 class SHERD_API ShardedUnit {
@@ -40,8 +40,8 @@ class SHERD_API ShardedUnit {
   State state() const { return state_; }
   bool trainable() const { return plan_.kind != UnitPlan::Kind::frozen; }
 
-  // Calls fill for all elements that this rank keeps.
-  void fill(const FillParameter& fill);
+  // Calls visit for all elements that this rank keeps.
+  void visit_shards(const ShardVisitor& visit) const;
 
   // Parameters. Each returns whether there was anything to do.
   bool unshard();  // starts the all-gather on the gather stream

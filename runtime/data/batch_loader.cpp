@@ -66,15 +66,16 @@ void check_options(const ImageDataset& dataset, const BatchLoaderOptions& option
   }
   SHERD_CHECK(std::ranges::all_of(options.stddev, [](double v) { return v > 0; }),
               "batch loader: stddev = [{}] must be above 0", fmt::join(options.stddev, ", "));
-  const std::int64_t begin = options.slice_begin;
-  const std::int64_t size = options.slice_size;
-  SHERD_CHECK(begin >= 0 && begin < options.batch_size && size != 0 && size >= -1 &&
-                  size <= options.batch_size - begin,
-              "batch loader: a slice of {} samples from {} does not lie within a batch of {}", size,
-              begin, options.batch_size);
+  SHERD_CHECK(options.ranks >= 1 && options.rank >= 0 && options.rank < options.ranks,
+              "batch loader: rank {} of {} ranks", options.rank, options.ranks);
 }
 
 }  // namespace
+
+SampleRange rank_slice(std::int64_t total, int rank, int ranks) {
+  const std::int64_t each = total / ranks, more = total % ranks;
+  return {rank * each + std::min<std::int64_t>(rank, more), each + (rank < more ? 1 : 0)};
+}
 
 std::vector<std::int64_t> epoch_order(std::uint64_t seed, std::int64_t epoch, std::int64_t size) {
   SHERD_CHECK(size >= 0, "epoch_order: size is {}, expected at least 0", size);
@@ -102,10 +103,10 @@ class BatchLoader::Impl {
       : dataset_(std::move(dataset)), options_(options) {
     SHERD_CHECK(dataset_ != nullptr, "batch loader: no dataset");
     check_options(*dataset_, options_);
+    // Of the largest batch there can be.
     slice_size_ =
-        options_.slice_size >= 0 ? options_.slice_size : options_.batch_size - options_.slice_begin;
-    // A slice longer than the dataset never fills.
-    slice_size_ = std::min(slice_size_, dataset_->size());
+        rank_slice(std::min(options_.batch_size, dataset_->size()), options_.rank, options_.ranks)
+            .size;
     if (options_.f64) {
       table_f64_ = normalisation_table<double>(dataset_->channels(), options_);
     } else {
@@ -209,12 +210,14 @@ class BatchLoader::Impl {
     batch.position = start_ + number * options_.batch_size;
     batch.index = batch.position / options_.batch_size;
     batch.global_size = std::min(options_.batch_size, dataset_->size() - batch.position);
-    batch.size = std::clamp(batch.global_size - options_.slice_begin, std::int64_t{0}, slice_size_);
+    const SampleRange slice = rank_slice(batch.global_size, options_.rank, options_.ranks);
+    batch.begin = slice.begin;
+    batch.size = slice.size;
     const std::int64_t channels = dataset_->channels();
     const std::int64_t plane = dataset_->height() * dataset_->width();
     for (std::int64_t i = 0; i < batch.size; ++i) {
       if (stop_.load(std::memory_order_relaxed)) return;  // nobody will look at this batch
-      const std::int64_t at = batch.position + options_.slice_begin + i;
+      const std::int64_t at = batch.position + batch.begin + i;
       const std::int64_t sample = options_.shuffle ? order_[static_cast<std::size_t>(at)] : at;
       const std::int64_t label = dataset_->label(sample);
       SHERD_CHECK(label >= 0 && label < dataset_->classes(),

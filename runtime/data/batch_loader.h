@@ -34,10 +34,17 @@ struct BatchLoaderOptions {
   std::vector<double> mean = {};  // one a channel, of pixels in [0, 1]; empty: 0
   std::vector<double> stddev = {};  // empty: 1
   bool f64 = false;                 // images as doubles instead of floats
-  // Samples [slice_begin, slice_begin + slice_size) of every global batch; -1: to its end.
-  std::int64_t slice_begin = 0;
-  std::int64_t slice_size = -1;
+  // This loader delivers rank_slice() of every global batch.
+  int rank = 0, ranks = 1;
 };
+
+// A contiguous part of a global batch.
+struct SampleRange {
+  std::int64_t begin = 0, size = 0;
+};
+// What a rank takes of `total` samples: in the order of ranks, the sizes differ by at most one, the
+// larger ones first; with fewer samples than ranks the last ones get none.
+SHERD_API SampleRange rank_slice(std::int64_t total, int rank, int ranks);
 
 // This loader's slice of one global batch. The memory is the loader's, valid until the next call of
 // next() or start_epoch().
@@ -46,7 +53,8 @@ struct Batch {
   std::span<const double> images_f64;     // [size, C, H, W], or empty without f64
   std::span<const std::int64_t> labels;   // [size]
   std::span<const std::int64_t> samples;  // [size], indices into the dataset
-  std::int64_t size = 0;         // samples here: 0 if a short last batch ends before the slice
+  std::int64_t size = 0;         // samples here; 0 where the batch has fewer than ranks
+  std::int64_t begin = 0;        // place of the first of them in the global batch
   std::int64_t global_size = 0;  // samples of the global batch
   std::int64_t epoch = 0;
   std::int64_t index = 0;     // of the global batch within its epoch

@@ -238,10 +238,10 @@ TEST_CASE("batch loader: slices of the ranks make up the global batch") {
   BatchLoader whole(small_images(), options);
   const std::vector<Copy> expected = read_epoch(whole, 0);
   std::vector<std::vector<Copy>> parts;
-  for (const auto& [begin, size] : {std::pair(0, 3), std::pair(3, 3), std::pair(6, -1)}) {
+  for (int rank = 0; rank < 6; ++rank) {
     options.workers = 1;
-    options.slice_begin = begin;
-    options.slice_size = size;
+    options.rank = rank;
+    options.ranks = 6;
     BatchLoader loader(small_images(), options);
     parts.push_back(read_epoch(loader, 0));
     REQUIRE(parts.back().size() == expected.size());
@@ -257,7 +257,10 @@ TEST_CASE("batch loader: slices of the ranks make up the global batch") {
     CHECK(joined.images == expected[batch].images);
     CHECK(joined.samples == expected[batch].samples);
   }
-  CHECK(parts[2].back().samples.empty());  // the last global batch has 5 samples
+  CHECK(parts[0][0].samples.size() == 2);  // 8 samples: 2 2 1 1 1 1
+  CHECK(parts[5][0].samples.size() == 1);
+  CHECK(parts[4].back().samples.size() == 1);
+  CHECK(parts[5].back().samples.empty());  // the last global batch has 5 samples
 }
 
 TEST_CASE("batch loader: a batch stays valid until the next call") {
@@ -314,7 +317,7 @@ TEST_CASE("batch loader: the size of the ring is fixed and known") {
   options.workers = 1;
   options.prefetch = 3;
   options.f64 = true;
-  options.slice_size = 2;
+  options.ranks = 4;
   BatchLoader three(small_images(), options);
   CHECK(three.buffer_bytes() == 3 * 2 * (105 * 8 + 16));
 }
@@ -332,9 +335,8 @@ TEST_CASE("batch loader: options that do not fit") {
   rejected([](Options& o) { o.mean = {0.5}; }, "mean has 1 values", "3 channels");
   rejected([](Options& o) { o.stddev = {1, 0, 1}; }, "stddev = [1, 0, 1]", "above 0");
   rejected([](Options& o) { o.mean[1] = std::numeric_limits<double>::quiet_NaN(); }, "not finite");
-  rejected([](Options& o) { o.slice_begin = 8; }, "slice", "from 8", "batch of 8");
-  rejected([](Options& o) { o.slice_size = 9; }, "slice of 9");
-  rejected([](Options& o) { o.slice_size = 0; }, "slice of 0");
+  rejected([](Options& o) { o.rank = 1; }, "rank 1 of 1 ranks");
+  rejected([](Options& o) { o.ranks = 0; }, "rank 0 of 0 ranks");
   rejected([](Options& o) { o.batch_size = 54, o.drop_last = true; }, "53 samples", "54",
            "drop_last");
   check_mentions(error_of([] { BatchLoader loader(nullptr, {}); }), "no dataset");
