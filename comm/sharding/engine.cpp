@@ -65,6 +65,7 @@ ShardingEngine::ShardingEngine(Module& model, Context& context, Communicator& wo
     if (std::ranges::any_of(stages_, [&](const auto& s) { return s->module == &module; })) return;
     auto stage = std::make_unique<Stage>();
     stage->module = &module;
+    stage->name = module.name().empty() ? "(root)" : module.name();
     for (const auto& unit : units_) {
       if (unit->plan().module == &module) stage->units.push_back(unit.get());
     }
@@ -145,18 +146,17 @@ void ShardingEngine::before_forward(Stage& stage) {
   unshard(stage, Kind::unshard);
   prefetch_after(stage);
   wait(stage);
-  log(Kind::forward, stage.module->name());
+  log(Kind::forward, stage.name);
   // The tape is the schedule: what is put on it here runs when the unit's backward is done.
   if (Tape* tape = context_.tape()) {
-    tape->on_backward(stage.module->name() + " after backward",
-                      [this, call] { after_backward(*call); });
+    tape->on_backward(stage.name + " after backward", [this, call] { after_backward(*call); });
   }
 }
 
 void ShardingEngine::after_forward(Stage& stage, bool recorded) {
   const std::shared_ptr<Call> call = open_.back();
-  SHERD_INTERNAL_CHECK(call->stage == &stage, "forward of {} ends inside {}", stage.module->name(),
-                       call->stage->module->name());
+  SHERD_INTERNAL_CHECK(call->stage == &stage, "forward of {} ends inside {}", stage.name,
+                       call->stage->name);
   open_.pop_back();
   --stage.running;
   call->recorded = recorded;
@@ -166,7 +166,7 @@ void ShardingEngine::after_forward(Stage& stage, bool recorded) {
     call->first = std::ranges::none_of(recording->calls,
                                        [&](const auto& other) { return other->stage == &stage; });
     recording->calls.push_back(call);
-    tape.on_backward(stage.module->name() + " before backward",
+    tape.on_backward(stage.name + " before backward",
                      [this, recording, index = recording->calls.size() - 1] {
                        before_backward(*recording, index);
                      });
@@ -261,7 +261,7 @@ void ShardingEngine::before_backward(const Recording& recording, std::size_t ind
     unshard(*recording.calls[index - i]->stage, Kind::prefetch);
   }
   wait(stage);
-  log(Kind::backward, stage.module->name());
+  log(Kind::backward, stage.name);
 }
 
 void ShardingEngine::after_backward(const Call& call) {

@@ -102,7 +102,7 @@ void check_schedule(const RunOptions& run, const std::string& expected) {
 
 constexpr const char* kComputed = R"(
   forward (root), forward blocks.0, forward blocks.1, forward blocks.2
-  backward (root), backward blocks.2)";
+  backward (root), backward blocks.2,)";
 
 std::ptrdiff_t find(const std::vector<ShardingEvent>& events, Kind kind, const std::string& unit,
                     std::ptrdiff_t from = 0) {
