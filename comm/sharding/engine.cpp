@@ -16,17 +16,17 @@ using Kind = ShardingEvent::Kind;
 
 namespace {
 
-std::vector<std::string> describe(const std::vector<std::unique_ptr<ShardedUnit>>& units,
+std::vector<std::string> describe(const std::vector<UnitPlan>& units,
                                   const ShardingOptions& options, DType dtype) {
   std::vector<std::string> texts{
       fmt::format("policy {}, {}, mesh '{}', prefetch {}, reshard {}/{}", name_of(options.policy),
                   name_of(dtype), options.mesh ? options.mesh->to_string() : "", options.prefetch,
                   static_cast<int>(options.reshard_after_forward.kind),
                   options.reshard_after_forward.group_size)};
-  for (const auto& unit : units) {
-    for (const Parameter* parameter : unit->plan().parameters) {
+  for (const UnitPlan& unit : units) {
+    for (const Parameter* parameter : unit.parameters) {
       texts.push_back(fmt::format("'{}' {} in unit {}", parameter->name(),
-                                  parameter->shape().to_string(), unit->name()));
+                                  parameter->shape().to_string(), unit.name));
     }
   }
   return texts;
@@ -35,6 +35,15 @@ std::vector<std::string> describe(const std::vector<std::unique_ptr<ShardedUnit>
 const ShardingOptions& checked(const ShardingOptions& options, int ranks) {
   validate(options, ranks);
   return options;
+}
+
+// Before there are groups: ranks that disagree about those would wait for each other in different
+// ones.
+Communicator& compared(Communicator& world, Module& model, const ShardingOptions& options,
+                       DType dtype) {
+  if (model.name().empty()) model.assign_names();
+  check_same_model(world, describe(partition(model, options), options, dtype));
+  return world;
 }
 
 }  // namespace
@@ -50,9 +59,8 @@ ShardingEngine::ShardingEngine(Module& model, Context& context, Communicator& wo
                                const ShardingOptions& options)
     : context_(context),
       options_(checked(options, world.size())),
-      groups_(context, world, options_),
+      groups_(context, compared(world, model, options_, dtype), options_),
       exceptions_(std::uncaught_exceptions()) {
-  if (model.name().empty()) model.assign_names();
   for (UnitPlan& plan : partition(model, options_)) {
     const UnitPolicy policy = plan.kind == UnitPlan::Kind::persistent
                                   ? persistent_unit_policy(options_)
@@ -60,7 +68,6 @@ ShardingEngine::ShardingEngine(Module& model, Context& context, Communicator& wo
     units_.push_back(
         std::make_unique<ShardedUnit>(context, groups_, std::move(plan), policy, dtype));
   }
-  check_same_model(world, describe(units_, options_, dtype));
   model.for_each_module([&](Module& module) {
     if (std::ranges::any_of(stages_, [&](const auto& s) { return s->module == &module; })) return;
     auto stage = std::make_unique<Stage>();
@@ -254,6 +261,7 @@ std::shared_ptr<ShardingEngine::Recording> ShardingEngine::recording_of(const Ta
 // The record says exactly which units backward comes to next. Their gathers are asked for before
 // this unit's reduction, so that they do not wait behind it.
 void ShardingEngine::before_backward(const Recording& recording, std::size_t index) {
+  if (index + 1 == recording.calls.size()) begin_backward();
   Stage& stage = *recording.calls[index]->stage;
   unshard(stage, Kind::unshard);
   const std::size_t ahead = std::min(index, static_cast<std::size_t>(options_.prefetch));
@@ -262,6 +270,12 @@ void ShardingEngine::before_backward(const Recording& recording, std::size_t ind
   }
   wait(stage);
   log(Kind::backward, stage.name);
+}
+
+// The last unit of the pass before may still be summing the buffer that this one adds to.
+void ShardingEngine::begin_backward() {
+  finish_reduce();
+  for (const auto& unit : units_) unit->begin_backward();
 }
 
 void ShardingEngine::after_backward(const Call& call) {
@@ -294,6 +308,7 @@ void ShardingEngine::finish_reduce() {
 // --- the step -----------------------------------------------------------------------------------
 
 GlobalStep ShardingEngine::finish_backward(double loss) {
+  finish_reduce();
   for (auto it = units_.rbegin(); it != units_.rend(); ++it) {
     if ((*it)->unreduced()) reduce(**it);
   }

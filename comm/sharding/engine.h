@@ -116,6 +116,7 @@ class SHERD_API ShardingEngine {
   void hook(Stage& stage);
   void before_forward(Stage& stage);
   void after_forward(Stage& stage, bool recorded);
+  void begin_backward();
   void before_backward(const Recording& recording, std::size_t index);
   void after_backward(const Call& call);
 
