@@ -16,17 +16,17 @@ using Kind = ShardingEvent::Kind;
 
 namespace {
 
-std::vector<std::string> describe(const std::vector<std::unique_ptr<ShardedUnit>>& units,
+std::vector<std::string> describe(const std::vector<UnitPlan>& units,
                                   const ShardingOptions& options, DType dtype) {
   std::vector<std::string> texts{
       fmt::format("policy {}, {}, mesh '{}', prefetch {}, reshard {}/{}", name_of(options.policy),
                   name_of(dtype), options.mesh ? options.mesh->to_string() : "", options.prefetch,
                   static_cast<int>(options.reshard_after_forward.kind),
                   options.reshard_after_forward.group_size)};
-  for (const auto& unit : units) {
-    for (const Parameter* parameter : unit->plan().parameters) {
+  for (const UnitPlan& unit : units) {
+    for (const Parameter* parameter : unit.parameters) {
       texts.push_back(fmt::format("'{}' {} in unit {}", parameter->name(),
-                                  parameter->shape().to_string(), unit->name()));
+                                  parameter->shape().to_string(), unit.name));
     }
   }
   return texts;
@@ -39,6 +39,16 @@ const ShardingOptions& checked(const ShardingOptions& options, const Context& co
               "sharding: a context on {} needs a communicator {}", name_of(context.device()),
               context.is_meta() ? "on paper (make_meta_communicator)" : "of real ranks");
   return options;
+}
+
+// Before there are groups: ranks that disagree about those would wait for each other in different
+// ones.
+Communicator& compared(Communicator& world, Module& model, const ShardingOptions& options,
+                       DType dtype) {
+  if (model.name().empty()) model.assign_names();
+  check_same(world, describe(partition(model, options), options, dtype),
+             "hold different models or sharding options");
+  return world;
 }
 
 }  // namespace
@@ -54,9 +64,8 @@ ShardingEngine::ShardingEngine(Module& model, Context& context, Communicator& wo
                                const ShardingOptions& options)
     : context_(context),
       options_(checked(options, context, world)),
-      groups_(context, world, options_),
+      groups_(context, compared(world, model, options_, dtype), options_),
       exceptions_(std::uncaught_exceptions()) {
-  if (model.name().empty()) model.assign_names();
   for (UnitPlan& plan : partition(model, options_)) {
     const UnitPolicy policy = plan.kind == UnitPlan::Kind::persistent
                                   ? persistent_unit_policy(options_)
@@ -64,11 +73,11 @@ ShardingEngine::ShardingEngine(Module& model, Context& context, Communicator& wo
     units_.push_back(
         std::make_unique<ShardedUnit>(context, groups_, std::move(plan), policy, dtype));
   }
-  check_same(world, describe(units_, options_, dtype), "hold different models or sharding options");
   model.for_each_module([&](Module& module) {
     if (std::ranges::any_of(stages_, [&](const auto& s) { return s->module == &module; })) return;
     auto stage = std::make_unique<Stage>();
     stage->module = &module;
+    stage->name = module.name().empty() ? "(root)" : module.name();
     for (const auto& unit : units_) {
       if (unit->plan().module == &module) stage->units.push_back(unit.get());
     }
@@ -149,18 +158,17 @@ void ShardingEngine::before_forward(Stage& stage) {
   unshard(stage, Kind::unshard);
   prefetch_after(stage);
   wait(stage);
-  log(Kind::forward, stage.module->name());
+  log(Kind::forward, stage.name);
   // The tape is the schedule: what is put on it here runs when the unit's backward is done.
   if (Tape* tape = context_.tape()) {
-    tape->on_backward(stage.module->name() + " after backward",
-                      [this, call] { after_backward(*call); });
+    tape->on_backward(stage.name + " after backward", [this, call] { after_backward(*call); });
   }
 }
 
 void ShardingEngine::after_forward(Stage& stage, bool recorded) {
   const std::shared_ptr<Call> call = open_.back();
-  SHERD_INTERNAL_CHECK(call->stage == &stage, "forward of {} ends inside {}", stage.module->name(),
-                       call->stage->module->name());
+  SHERD_INTERNAL_CHECK(call->stage == &stage, "forward of {} ends inside {}", stage.name,
+                       call->stage->name);
   open_.pop_back();
   --stage.running;
   call->recorded = recorded;
@@ -170,7 +178,7 @@ void ShardingEngine::after_forward(Stage& stage, bool recorded) {
     call->first = std::ranges::none_of(recording->calls,
                                        [&](const auto& other) { return other->stage == &stage; });
     recording->calls.push_back(call);
-    tape.on_backward(stage.module->name() + " before backward",
+    tape.on_backward(stage.name + " before backward",
                      [this, recording, index = recording->calls.size() - 1] {
                        before_backward(*recording, index);
                      });
@@ -258,6 +266,7 @@ std::shared_ptr<ShardingEngine::Recording> ShardingEngine::recording_of(const Ta
 // The record says exactly which units backward comes to next. Their gathers are asked for before
 // this unit's reduction, so that they do not wait behind it.
 void ShardingEngine::before_backward(const Recording& recording, std::size_t index) {
+  if (index + 1 == recording.calls.size()) begin_backward();
   Stage& stage = *recording.calls[index]->stage;
   unshard(stage, Kind::unshard);
   const std::size_t ahead = std::min(index, static_cast<std::size_t>(options_.prefetch));
@@ -265,7 +274,13 @@ void ShardingEngine::before_backward(const Recording& recording, std::size_t ind
     unshard(*recording.calls[index - i]->stage, Kind::prefetch);
   }
   wait(stage);
-  log(Kind::backward, stage.module->name());
+  log(Kind::backward, stage.name);
+}
+
+// The last unit of the pass before may still be summing the buffer that this one adds to.
+void ShardingEngine::begin_backward() {
+  finish_reduce();
+  for (const auto& unit : units_) unit->begin_backward();
 }
 
 void ShardingEngine::after_backward(const Call& call) {
@@ -298,6 +313,7 @@ void ShardingEngine::finish_reduce() {
 // --- the step -----------------------------------------------------------------------------------
 
 GlobalStep ShardingEngine::finish_backward(double loss) {
+  finish_reduce();
   for (auto it = units_.rbegin(); it != units_.rend(); ++it) {
     if ((*it)->unreduced()) reduce(**it);
   }

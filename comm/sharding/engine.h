@@ -95,6 +95,7 @@ class SHERD_API ShardingEngine {
   // A module that is a unit, with its one to three ShardedUnits.
   struct Stage {
     Module* module = nullptr;
+    std::string name;  // of the module; "(root)" for the model
     std::vector<ShardedUnit*> units;
     int pre_hook = -1, post_hook = -1;
     int running = 0;          // forward passes it is in
@@ -115,6 +116,7 @@ class SHERD_API ShardingEngine {
   void hook(Stage& stage);
   void before_forward(Stage& stage);
   void after_forward(Stage& stage, bool recorded);
+  void begin_backward();
   void before_backward(const Recording& recording, std::size_t index);
   void after_backward(const Call& call);
 

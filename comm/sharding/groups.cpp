@@ -88,19 +88,20 @@ void check_same(Communicator& world, const std::vector<std::string>& lines, std:
   world.all_gather(mine.data(), all.data(), 2, DType::i64, "do all ranks have the same");
   // On paper nothing is moved: every entry is this rank's or zero, and all agree.
   std::size_t other = 0;
-  std::int64_t common = count;
+  std::int64_t longest = count;
   bool counted = true;
   for (std::size_t r = 0; r < ranks; ++r) {
     counted = counted && all[2 * r] != 0;
     if (other == 0 && (all[2 * r] != all[0] || all[2 * r + 1] != all[1])) other = r;
-    common = std::min(common, all[2 * r]);
+    longest = std::max(longest, all[2 * r]);
   }
   if (other == 0 || !counted) return;
   // Where do rank 0 and that one part?
-  std::vector<std::int64_t> every(ranks * static_cast<std::size_t>(common));
-  world.all_gather(hashes.data(), every.data(), common, DType::i64, "where do ranks differ");
-  const auto begin = every.begin() + static_cast<std::int64_t>(other) * common;
-  const std::int64_t at = std::mismatch(begin, begin + common, every.begin()).first - begin;
+  hashes.resize(static_cast<std::size_t>(longest));
+  std::vector<std::int64_t> every(ranks * hashes.size());
+  world.all_gather(hashes.data(), every.data(), longest, DType::i64, "where do ranks differ");
+  const auto begin = every.begin() + static_cast<std::int64_t>(other) * longest;
+  const std::int64_t at = std::mismatch(begin, begin + longest, every.begin()).first - begin;
   std::array<char, 256> text{};
   const std::string here = at < count ? lines[static_cast<std::size_t>(at)] : "nothing more";
   std::memcpy(text.data(), here.data(), std::min(here.size(), text.size() - 1));

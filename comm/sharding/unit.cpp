@@ -50,6 +50,11 @@ ShardedUnit::ShardedUnit(Context& context, ShardingGroups& groups, UnitPlan plan
     plan_.parameters[i]->set_data(view(flat_, i));
     if (!trainable()) continue;
     plan_.parameters[i]->set_grad_place([this, i] {
+      SHERD_CHECK(!closed_,
+                  "parameter {} was used before the forward of unit {}, which holds it, so its "
+                  "gradient comes after the unit's have been summed over the ranks; use it inside "
+                  "that module alone, or choose units of which one contains all its uses",
+                  plan_.parameters[i]->name(), name());
       if (!full_grad_.defined()) {
         full_grad_ =
             Tensor::empty(context_, {layout_.padded_numel()}, dtype_, MemoryCategory::gradients);
@@ -136,7 +141,12 @@ void ShardedUnit::mark_passed() {
               "call set_gradient_sync(false) for all passes of a step but the last, and "
               "finish_step() between steps",
               name());
-  passed_ = true;
+  passed_ = closed_ = true;
+}
+
+// Also where a module below this unit's was called by itself.
+bool ShardedUnit::unreduced() const {
+  return passed_ || (full_grad_.defined() && (policy_.shard_gradients || !reduced_once_));
 }
 
 // The buffer comes uninitialised: padding, and parameters not used in this pass, count as zero.
@@ -252,7 +262,7 @@ void ShardedUnit::mark_updated() {
 void ShardedUnit::clear_gradients() {
   for (Parameter* parameter : plan_.parameters) parameter->clear_grad();
   full_grad_ = grad_shard_ = {};
-  passed_ = reduced_once_ = false;
+  passed_ = reduced_once_ = closed_ = false;
   std::ranges::fill(arrivals_, 0);
 }
 

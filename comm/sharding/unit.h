@@ -53,8 +53,9 @@ class SHERD_API ShardedUnit {
   // Gradients of one backward pass are complete on this rank: start_reduce() sums them over the
   // ranks on the reduce stream, finish_reduce() waits and adds what came to this step's gradient.
   // Between them the flat gradient buffer must live; the engine keeps one such unit at a time.
-  void mark_passed();  // a backward pass has gone through
-  bool unreduced() const { return passed_; }
+  void begin_backward() { closed_ = false; }  // of the model
+  void mark_passed();                         // a backward pass has gone through
+  bool unreduced() const;
   void start_reduce();
   void finish_reduce();
 
@@ -93,6 +94,7 @@ class SHERD_API ShardedUnit {
   Event gathered_, reduced_;
   Tensor full_grad_, grad_shard_;
   bool passed_ = false, reduced_once_ = false, adds_ = false;
+  bool closed_ = false;  // this pass may bring no more gradients
   std::vector<std::int64_t> arrivals_;
 };
 

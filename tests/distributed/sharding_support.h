@@ -191,58 +191,118 @@ inline std::pair<Tensor, Tensor> make_batch(Context& context, const Workload& wo
   return {flat.reshape(Shape(std::span<const std::int64_t>(dims))), label};
 }
 
-// One step of one rank, up to and with finish_backward().
-inline GlobalStep forward_backward(Context& context, Communicator& world, Module& model,
-                                   ShardingEngine& engine, const Workload& work,
-                                   const RunOptions& options, int step) {
-  const std::int64_t begin = options.batch * world.rank() / world.size();
-  const std::int64_t end = options.batch * (world.rank() + 1) / world.size();
-  double loss_sum = 0.0;
-  for (std::int64_t pass = 0; pass < options.passes; ++pass) {
-    const std::int64_t from = begin + (end - begin) * pass / options.passes;
-    const std::int64_t to = begin + (end - begin) * (pass + 1) / options.passes;
-    engine.set_gradient_sync(options.sync_each_pass || pass + 1 == options.passes);
+// One rank of a training run.
+class RankTrainer {
+ public:
+  Context context;
+  const Workload& work;
+  const RunOptions& options;
+  Communicator& world;
+  const std::unique_ptr<Module> model;
+  ShardingEngine engine;
+  const std::unique_ptr<Optimizer> optimizer;
+
+  RankTrainer(Communicator& ranks, const Workload& workload, const RunOptions& run,
+              Device device = Device::cpu)
+      : context({.device = device, .threads = run.threads, .seed = 3, .rank = ranks.rank()}),
+        work(workload),
+        options(run),
+        world(ranks),
+        model(workload.model()),
+        engine(*model, context, ranks, run.dtype, run.sharding),
+        optimizer(make_adamw({.weight_decay = 0.1})) {
+    engine.initialize();
+    optimizer->prepare(engine.spans());
+  }
+
+  // Of samples [from, to) of the step's batch, recorded on the context's tape.
+  Variable loss_of(int step, std::int64_t from, std::int64_t to) {
     context.set_random_position({static_cast<std::uint64_t>(step), from});
     // A rank without samples takes part with one of weight zero.
     const auto [images, labels] =
         make_batch(context, work, options.dtype, step, from, std::max<std::int64_t>(1, to - from));
-    Tape tape(context);
-    Variable loss;
-    {
-      const TapeScope recording(tape);
-      loss = cross_entropy(model(images), {labels, {}, 0.1}, options.batch);
-      if (to == from) loss = scale(loss, 0.0);
-    }
-    tape.backward(loss);
-    if (!context.is_meta()) loss_sum += loss.tensor().item();
+    const Variable loss = cross_entropy((*model)(images), {labels, {}, 0.1}, options.batch);
+    return to == from ? scale(loss, 0.0) : loss;
   }
-  return engine.finish_backward(loss_sum);
-}
 
-inline RunResult train_rank(Communicator& world, const Workload& work, const RunOptions& options) {
-  Context context({.threads = options.threads, .seed = 3, .rank = world.rank()});
-  const std::unique_ptr<Module> model = work.model();
-  ShardingEngine engine(*model, context, world, options.dtype, options.sharding);
-  engine.initialize();
-  const auto optimizer = make_adamw({.weight_decay = 0.1});
-  optimizer->prepare(engine.spans());
-  RunResult result;
-  for (int step = 0; step < options.steps; ++step) {
+  // This rank's samples in one of the step's passes.
+  std::pair<std::int64_t, std::int64_t> samples(std::int64_t pass) const {
+    const std::int64_t begin = options.batch * world.rank() / world.size();
+    const std::int64_t end = options.batch * (world.rank() + 1) / world.size();
+    return {begin + (end - begin) * pass / options.passes,
+            begin + (end - begin) * (pass + 1) / options.passes};
+  }
+
+  // Up to and with finish_backward().
+  GlobalStep forward_backward(int step) {
     if (work.before_step) work.before_step(*model, step);
-    const GlobalStep all = forward_backward(context, world, *model, engine, work, options, step);
-    result.losses.push_back(all.loss);
-    result.norms.push_back(all.grad_norm);
+    double loss_sum = 0.0;
+    for (std::int64_t pass = 0; pass < options.passes; ++pass) {
+      engine.set_gradient_sync(options.sync_each_pass || pass + 1 == options.passes);
+      const auto [from, to] = samples(pass);
+      Tape tape(context);
+      Variable loss;
+      {
+        const TapeScope recording(tape);
+        loss = loss_of(step, from, to);
+      }
+      tape.backward(loss);
+      if (!context.is_meta()) loss_sum += loss.tensor().item();
+    }
+    return engine.finish_backward(loss_sum);
+  }
+
+  void update(const GlobalStep& all) {
     optimizer->step(engine.spans(), 3e-3, clip_factor(all.grad_norm, 0.5));
     engine.finish_step();
   }
-  engine.visit_parameters([&](Parameter& parameter) {
+
+  GlobalStep step(int number) {
+    const GlobalStep all = forward_backward(number);
+    update(all);
+    return all;
+  }
+
+  // All ranks together.
+  void weights_into(RunResult& result) {
+    engine.visit_parameters([&](Parameter& parameter) { add_weights(parameter, result); });
+  }
+
+  static void add_weights(const Parameter& parameter, RunResult& result) {
     const Tensor& data = parameter.data();
     std::vector<std::uint8_t>& bytes = result.weights[parameter.name()];
     bytes.resize(static_cast<std::size_t>(data.numel()) * size_of(data.dtype()));
     if (!bytes.empty()) std::memcpy(bytes.data(), data.raw_data(), bytes.size());
     result.values[parameter.name()] = to_doubles(data);
-  });
+  }
+};
+
+inline RunResult train_rank(Communicator& world, const Workload& work, const RunOptions& options) {
+  RankTrainer rank(world, work, options);
+  RunResult result;
+  for (int step = 0; step < options.steps; ++step) {
+    const GlobalStep all = rank.step(step);
+    result.losses.push_back(all.loss);
+    result.norms.push_back(all.grad_norm);
+  }
+  rank.weights_into(result);
   return result;
+}
+
+// Runs body(RankTrainer) for every rank on threads of this process, and for one rank on meta.
+inline void on_threads(int ranks, const Workload& work, const RunOptions& options,
+                       const std::function<void(RankTrainer&)>& body) {
+  run_rank_threads(ranks, [&](Communicator& world) {
+    RankTrainer rank(world, work, options);
+    body(rank);
+  });
+}
+
+inline void on_meta(int rank, int ranks, const Workload& work, const RunOptions& options,
+                    const std::function<void(RankTrainer&)>& body) {
+  const std::unique_ptr<Communicator> world = make_meta_communicator(rank, ranks);
+  RankTrainer trainer(*world, work, options, Device::meta);
+  body(trainer);
 }
 
 // On threads of this process; the result of rank 0, after checking that all ranks have the same.
