@@ -60,6 +60,8 @@ class SHERD_API Communicator {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  // Whether calls only count and never touch their buffers: for contexts on the meta device.
+  virtual bool on_paper() const { return false; }
   const CommunicationCounters& counters() const { return counters_; }
 
   // data[count] := the reduction of all ranks' data.

@@ -2,11 +2,8 @@
 #include <sherd/models/weights.h>
 
 #include <sherd/kernels/elementwise.h>
-#include <sherd/runtime/io/safetensors.h>
 #include <sherd/runtime/suggest.h>
 
-#include <algorithm>
-#include <cstring>
 #include <set>
 
 namespace sherd {
@@ -33,16 +30,14 @@ void save_weights(const Module& model, const std::string& path,
   write_safetensors(path, items, metadata);
 }
 
-std::vector<std::string> load_weights(Module& model, Context& context, DType dtype,
-                                      const std::string& path) {
-  const SafetensorsFile file = SafetensorsFile::open(path);
-  std::vector<std::string> in_file, leftover;
-  for (const SafetensorsEntry& entry : file.entries()) in_file.push_back(entry.name);
-  model.assign_names();
+WeightsFile::WeightsFile(const std::string& path, const Module& model)
+    : file_(SafetensorsFile::open(path)) {
+  std::vector<std::string> in_file;
+  for (const SafetensorsEntry& entry : file_.entries()) in_file.push_back(entry.name);
   std::set<std::string> known;
-  for (Parameter* parameter : model.parameters()) {
+  for (const Parameter* parameter : model.parameters()) {
     known.insert(parameter->name());
-    const SafetensorsEntry* entry = file.find(parameter->name());
+    const SafetensorsEntry* entry = file_.find(parameter->name());
     SHERD_CHECK(entry != nullptr, "{}: has no tensor '{}' {} that the model needs{}", path,
                 parameter->name(), parameter->shape().to_string(),
                 did_you_mean(parameter->name(), in_file));
@@ -58,18 +53,37 @@ std::vector<std::string> load_weights(Module& model, Context& context, DType dty
         "{}: has a tensor '{}' that the model lacks; are the model's settings (depth, bias, "
         "pooling) those of the file?",
         path, name);
-    leftover.push_back(name);
+    leftover_.push_back(name);
   }
+}
+
+void WeightsFile::read(const Parameter& parameter, std::int64_t first,
+                       const Tensor& elements) const {
+  if (elements.context().is_meta() || elements.numel() == 0) return;
+  const SafetensorsEntry& entry = *file_.find(parameter.name());
+  const std::size_t width = size_of(entry.dtype);
+  const auto bytes = file_.bytes(entry).subspan(static_cast<std::size_t>(first) * width,
+                                                static_cast<std::size_t>(elements.numel()) * width);
+  if (entry.dtype == elements.dtype()) {
+    elements.copy_from_host(bytes.data(), bytes.size());
+    return;
+  }
+  const Tensor narrow =
+      Tensor::empty(elements.context(), elements.shape(), entry.dtype, MemoryCategory::workspace);
+  narrow.copy_from_host(bytes.data(), bytes.size());
+  copy(elements, cast(narrow, elements.dtype(), MemoryCategory::workspace));
+}
+
+std::vector<std::string> load_weights(Module& model, Context& context, DType dtype,
+                                      const std::string& path) {
+  if (model.name().empty()) model.assign_names();
+  const WeightsFile file(path, model);
   for (Parameter* parameter : model.parameters()) {
-    const SafetensorsEntry& entry = *file.find(parameter->name());
-    const Tensor data =
-        Tensor::empty(context, entry.shape, entry.dtype, MemoryCategory::parameters);
-    const auto bytes = file.bytes(entry);
-    data.copy_from_host(bytes.data(), bytes.size());
-    parameter->set_data(entry.dtype == dtype ? data
-                                             : cast(data, dtype, MemoryCategory::parameters));
+    parameter->set_data(
+        Tensor::empty(context, parameter->shape(), dtype, MemoryCategory::parameters));
+    file.read(*parameter, 0, parameter->data());
   }
-  return leftover;
+  return file.leftover();
 }
 
 }  // namespace sherd

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <sherd/models/module.h>
+#include <sherd/runtime/io/safetensors.h>
 
 #include <map>
 #include <string>
@@ -15,10 +16,24 @@ namespace sherd {
 SHERD_API void save_weights(const Module& model, const std::string& path,
                             const std::map<std::string, std::string>& metadata = {});
 
-// Allocates every parameter and fills it from the file, converting between floating types. Every
-// parameter must be there with its shape; a tensor in the file that the model lacks is an error
-// too, except the ones that old files are known to carry ("pre_logits.", "pooler."), which are
-// returned.
+// A file of weights for a model: opening it checks that every parameter is there with its shape,
+// and that the file has no tensor that the model lacks, except the ones that old files are known to
+// carry ("pre_logits.", "pooler.").
+class SHERD_API WeightsFile {
+ public:
+  WeightsFile(const std::string& path, const Module& model);
+
+  // Reads elements of a parameter from the one with index `first` on, converting between floating
+  // types: a rank reads the elements it keeps alone.
+  void read(const Parameter& parameter, std::int64_t first, const Tensor& elements) const;
+  const std::vector<std::string>& leftover() const { return leftover_; }
+
+ private:
+  SafetensorsFile file_;
+  std::vector<std::string> leftover_;
+};
+
+// Allocates every parameter and fills it from the file, see WeightsFile. Returns what is left over.
 SHERD_API std::vector<std::string> load_weights(Module& model, Context& context, DType dtype,
                                                 const std::string& path);
 

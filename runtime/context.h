@@ -26,6 +26,8 @@ struct ContextOptions {
   std::uint64_t seed = 0;        // of every random number
   std::size_t memory_limit = 0;  // bytes the allocator may reserve; 0: no limit
   int rank = 0;                  // named in traces
+  // Of the times in a trace; ranks given the same one share a time line.
+  Trace::Clock::time_point trace_origin = Trace::Clock::now();
 };
 
 // Which part of the training the random numbers of a forward pass belong to. Dropout is keyed by

@@ -34,8 +34,12 @@ std::vector<std::string> describe(Module& model, const ShardingOptions& options,
   return texts;
 }
 
-const ShardingOptions& checked(const ShardingOptions& options, int ranks) {
-  validate(options, ranks);
+const ShardingOptions& checked(const ShardingOptions& options, const Context& context,
+                               const Communicator& world) {
+  validate(options, world.size());
+  SHERD_CHECK(context.is_meta() == world.on_paper(),
+              "sharding: a context on {} needs a communicator {}", name_of(context.device()),
+              context.is_meta() ? "on paper (make_meta_communicator)" : "of real ranks");
   return options;
 }
 
@@ -44,7 +48,7 @@ const ShardingOptions& checked(const ShardingOptions& options, int ranks) {
 Communicator& compared(Communicator& world, Module& model, const ShardingOptions& options,
                        DType dtype) {
   if (model.name().empty()) model.assign_names();
-  check_same_model(world, describe(model, options, dtype));
+  check_same(world, describe(model, options, dtype), "hold different models or sharding options");
   return world;
 }
 
@@ -60,7 +64,7 @@ std::string ShardingEvent::to_string() const {
 ShardingEngine::ShardingEngine(Module& model, Context& context, Communicator& world, DType dtype,
                                const ShardingOptions& options)
     : context_(context),
-      options_(checked(options, world.size())),
+      options_(checked(options, context, world)),
       groups_(context, compared(world, model, options_, dtype), options_),
       exceptions_(std::uncaught_exceptions()) {
   for (UnitPlan& plan : partition(model, options_)) {

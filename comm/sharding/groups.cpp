@@ -87,18 +87,18 @@ void ShardingGroups::wait(const Event& event, const std::string& label) {
   event.wait();
 }
 
-void check_same_model(Communicator& world, const std::vector<std::string>& descriptions) {
+void check_same(Communicator& world, const std::vector<std::string>& lines, std::string_view what) {
   const auto ranks = static_cast<std::size_t>(world.size());
-  const auto count = static_cast<std::int64_t>(descriptions.size());
+  const auto count = static_cast<std::int64_t>(lines.size());
   std::vector<std::int64_t> hashes;
   std::string joined;
-  for (const std::string& text : descriptions) {
+  for (const std::string& text : lines) {
     hashes.push_back(static_cast<std::int64_t>(hash_of(text)));
     joined += text + "\n";
   }
   const std::array<std::int64_t, 2> mine{count, static_cast<std::int64_t>(hash_of(joined))};
   std::vector<std::int64_t> all(2 * ranks);
-  world.all_gather(mine.data(), all.data(), 2, DType::i64, "sharding: is the model the same");
+  world.all_gather(mine.data(), all.data(), 2, DType::i64, "do all ranks have the same");
   // On paper nothing is moved: every entry is this rank's or zero, and all agree.
   std::size_t other = 0;
   std::int64_t longest = count;
@@ -112,19 +112,19 @@ void check_same_model(Communicator& world, const std::vector<std::string>& descr
   // Where do rank 0 and that one part?
   hashes.resize(static_cast<std::size_t>(longest));
   std::vector<std::int64_t> every(ranks * hashes.size());
-  world.all_gather(hashes.data(), every.data(), longest, DType::i64, "sharding: models compared");
+  world.all_gather(hashes.data(), every.data(), longest, DType::i64, "where do ranks differ");
   const auto begin = every.begin() + static_cast<std::int64_t>(other) * longest;
   const std::int64_t at = std::mismatch(begin, begin + longest, every.begin()).first - begin;
   std::array<char, 256> text{};
-  const std::string here = at < count ? descriptions[static_cast<std::size_t>(at)] : "nothing more";
+  const std::string here = at < count ? lines[static_cast<std::size_t>(at)] : "nothing more";
   std::memcpy(text.data(), here.data(), std::min(here.size(), text.size() - 1));
   std::vector<char> texts(ranks * text.size());
   world.all_gather(text.data(), texts.data(), static_cast<std::int64_t>(text.size()), DType::u8,
-                   "sharding: models compared");
+                   "where do ranks differ");
   fail(
-      "ranks 0 and {} hold different models or sharding options; the first difference: rank 0 has "
-      "{}; rank {} has {}. All ranks must build the same model with the same settings",
-      other, texts.data(), other, texts.data() + other * text.size());
+      "ranks 0 and {} {}; the first difference: rank 0 has {}; rank {} has {}. All ranks must be "
+      "started with the same settings",
+      other, what, texts.data(), other, texts.data() + other * text.size());
 }
 
 }  // namespace sherd

@@ -246,6 +246,18 @@ void AtomicFile::write(std::string_view text) {
   write(as_bytes(text));
 }
 
+void AtomicFile::write_at(std::uint64_t offset, std::span<const std::uint8_t> bytes) {
+  SHERD_CHECK(descriptor_ >= 0, "'{}' was committed already: nothing more can be written", path_);
+  while (!bytes.empty()) {
+    const ssize_t written =
+        ::pwrite(descriptor_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
+    if (written < 0 && errno == EINTR) continue;
+    if (written < 0) fail_with("write", temporary_, errno);
+    bytes = bytes.subspan(static_cast<std::size_t>(written));
+    offset += static_cast<std::uint64_t>(written);
+  }
+}
+
 void AtomicFile::commit() {
   SHERD_CHECK(descriptor_ >= 0, "'{}' was committed already", path_);
   // The bytes must be on the disk before the name points at them, or a power cut may leave the new

@@ -56,6 +56,8 @@ class SHERD_API AtomicFile {
 
   void write(std::span<const std::uint8_t> bytes);
   void write(std::string_view text);
+  // Anywhere; what write() does goes on from where it was.
+  void write_at(std::uint64_t offset, std::span<const std::uint8_t> bytes);
   void commit();  // once, last
 
   const std::string& temporary_path() const { return temporary_; }

@@ -63,6 +63,32 @@ class SHERD_API SafetensorsFile {
   std::map<std::string, std::size_t, std::less<>> index_;
 };
 
+// Writes a file whose tensors come one after the other, in any order, so that they need not be in
+// memory together. Laid out as write_safetensors does; it appears at `path` with commit() alone.
+class SHERD_API SafetensorsWriter {
+ public:
+  struct Item {
+    std::string name;
+    DType dtype = DType::f32;
+    Shape shape;
+  };
+  SafetensorsWriter(const std::string& path, std::span<const Item> items,
+                    const std::map<std::string, std::string>& metadata = {});
+
+  // All bytes of one tensor.
+  void write(std::string_view name, std::span<const std::uint8_t> bytes);
+  void commit();  // throws where a tensor is missing
+
+ private:
+  struct Place {
+    std::uint64_t offset = 0, size = 0;
+    bool written = false;
+  };
+  AtomicFile file_;
+  std::string path_;
+  std::map<std::string, Place, std::less<>> places_;
+};
+
 struct SafetensorsItem {
   std::string name;
   DType dtype = DType::f32;

@@ -38,11 +38,7 @@ std::string json_string(const std::string& text, const std::string& path) {
 }
 
 void check_items(std::span<const SafetensorsItem> items, const std::string& path) {
-  std::set<std::string_view> names;
   for (const SafetensorsItem& item : items) {
-    SHERD_CHECK(item.name != kMetadataKey && names.insert(item.name).second,
-                "cannot write safetensors file '{}': the tensor name {} is {}", path,
-                quote(item.name), item.name == kMetadataKey ? "reserved" : "used twice");
     // Divided, as the product may not fit.
     const std::size_t element = size_of(item.dtype);
     const bool exact = item.bytes.size() % element == 0 &&
@@ -55,15 +51,25 @@ void check_items(std::span<const SafetensorsItem> items, const std::string& path
   }
 }
 
+void check_names(std::span<const SafetensorsWriter::Item> items, const std::string& path) {
+  std::set<std::string_view> names;
+  for (const SafetensorsWriter::Item& item : items) {
+    SHERD_CHECK(item.name != kMetadataKey && names.insert(item.name).second,
+                "cannot write safetensors file '{}': the tensor name {} is {}", path,
+                quote(item.name), item.name == kMetadataKey ? "reserved" : "used twice");
+  }
+}
+
 }  // namespace
 
-void write_safetensors(const std::string& path, std::span<const SafetensorsItem> items,
-                       const std::map<std::string, std::string>& metadata) {
-  check_items(items, path);
-  std::vector<const SafetensorsItem*> ordered;
+SafetensorsWriter::SafetensorsWriter(const std::string& path, std::span<const Item> items,
+                                     const std::map<std::string, std::string>& metadata)
+    : file_(path), path_(path) {
+  check_names(items, path);
+  std::vector<const Item*> ordered;
   ordered.reserve(items.size());
-  for (const SafetensorsItem& item : items) ordered.push_back(&item);
-  std::ranges::sort(ordered, [](const SafetensorsItem* a, const SafetensorsItem* b) {
+  for (const Item& item : items) ordered.push_back(&item);
+  std::ranges::sort(ordered, [](const Item* a, const Item* b) {
     const std::size_t size_a = size_of(a->dtype);
     const std::size_t size_b = size_of(b->dtype);
     return size_a != size_b ? size_a > size_b : a->name < b->name;
@@ -84,12 +90,15 @@ void write_safetensors(const std::string& path, std::span<const SafetensorsItem>
     header += '}';
   }
   std::uint64_t position = 0;
-  for (const SafetensorsItem* item : ordered) {
+  for (const Item* item : ordered) {
+    const std::uint64_t size =
+        static_cast<std::uint64_t>(item->shape.numel()) * size_of(item->dtype);
     begin_value(item->name);
     header += fmt::format(R"({{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
                           file_dtype(item->dtype), fmt::join(item->shape.dims(), ","), position,
-                          position + item->bytes.size());
-    position += item->bytes.size();
+                          position + size);
+    places_[item->name] = {position, size, false};
+    position += size;
   }
   header += header.empty() ? "{}" : "}";
   header.resize((header.size() + 7) / 8 * 8, ' ');
@@ -103,11 +112,41 @@ void write_safetensors(const std::string& path, std::span<const SafetensorsItem>
   for (std::size_t i = 0; i < kLengthBytes; ++i) {
     length[i] = static_cast<std::uint8_t>(header.size() >> (8 * i));
   }
-  AtomicFile file(path);
-  file.write(length);
-  file.write(header);
-  for (const SafetensorsItem* item : ordered) file.write(item->bytes);
-  file.commit();
+  file_.write(length);
+  file_.write(header);
+  for (auto& [name, place] : places_) place.offset += kLengthBytes + header.size();
+}
+
+void SafetensorsWriter::write(std::string_view name, std::span<const std::uint8_t> bytes) {
+  const auto found = places_.find(name);
+  SHERD_CHECK(found != places_.end(), "safetensors file '{}': no tensor {} was announced", path_,
+              quote(std::string(name)));
+  Place& place = found->second;
+  SHERD_CHECK(bytes.size() == place.size && !place.written,
+              "safetensors file '{}': tensor {} has {} bytes, got {}{}", path_, quote(found->first),
+              place.size, bytes.size(), place.written ? " once more" : "");
+  file_.write_at(place.offset, bytes);
+  place.written = true;
+}
+
+void SafetensorsWriter::commit() {
+  for (const auto& [name, place] : places_) {
+    SHERD_CHECK(place.written || place.size == 0,
+                "safetensors file '{}': tensor {} was never written", path_, quote(name));
+  }
+  file_.commit();
+}
+
+void write_safetensors(const std::string& path, std::span<const SafetensorsItem> items,
+                       const std::map<std::string, std::string>& metadata) {
+  check_items(items, path);
+  std::vector<SafetensorsWriter::Item> announced;
+  for (const SafetensorsItem& item : items) {
+    announced.push_back({item.name, item.dtype, item.shape});
+  }
+  SafetensorsWriter writer(path, announced, metadata);
+  for (const SafetensorsItem& item : items) writer.write(item.name, item.bytes);
+  writer.commit();
 }
 
 }  // namespace sherd

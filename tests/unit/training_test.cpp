@@ -4,6 +4,7 @@
 #include <sherd/runtime/io/file.h>
 #include <sherd/runtime/io/safetensors.h>
 #include <sherd/tools/trainer/golden.h>
+#include <sherd/tools/trainer/ranks.h>
 #include <sherd/tools/trainer/train.h>
 
 #include <atomic>
@@ -50,9 +51,28 @@ GoldenResult repeat_golden(const std::string& name, DType dtype, double toleranc
   options.directory = std::string(SHERD_TEST_DATA) + "/golden/" + name;
   options.dtype = dtype;
   options.tolerance = tolerance;
-  options.threads = 2;
+  options.ranks.threads = 2;
   return run_golden(options, [](const GoldenStep&) {});
 }
+
+// A model on one rank, ready to step.
+struct OneRank {
+  OneRank(const ContextOptions& options, const ViTSettings& model_settings, const TrainSettings& s)
+      : context(options),
+        model(model_settings),
+        world(context.is_meta() ? make_meta_communicator(0, 1) : make_self_communicator()),
+        engine(model, context, *world, training_dtype(s), sharding_options(s, 1)),
+        optimizer(make_optimizer(s)),
+        step(context, model, engine, *optimizer, step_settings(s, lr_schedule(s, 10, 20))) {
+    engine.initialize();
+  }
+  Context context;
+  VisionTransformer model;
+  std::unique_ptr<Communicator> world;
+  ShardingEngine engine;
+  std::unique_ptr<Optimizer> optimizer;
+  TrainingStep step;
+};
 
 struct PlannedRun {
   MemoryBreakdown peaks{}, at_peak{};
@@ -61,18 +81,15 @@ struct PlannedRun {
 
 // Two steps and what the ledger says of them.
 PlannedRun run_on(Device device, const TrainSettings& s, std::int64_t batch) {
-  Context context({.device = device, .threads = 2});
-  VisionTransformer model(model_settings(s, 2, 12, 8, 4));
-  model.initialize(context, dtype_from_name(s.dtype));
-  const auto optimizer = make_optimizer(s);
-  TrainingStep step(context, model, *optimizer, step_settings(s, lr_schedule(s, 10, 20)));
+  OneRank rank({.device = device, .threads = 2}, model_settings(s, 2, 12, 8, 4), s);
+  Context& context = rank.context;
   const DataSource data = open_data(s);
   const std::int64_t micro = s.micro_batch > 0 ? s.micro_batch : batch;
   InputBuffers inputs(context, *data.train, micro, dtype_from_name(s.dtype));
   BatchLoaderOptions options = loader_options(s, data, batch, true);
   BatchLoader loader(data.train, options);
   loader.start_epoch(0);
-  for (int i = 0; i < 2; ++i) step.run(inputs, *loader.next());
+  for (int i = 0; i < 2; ++i) rank.step.run(inputs, *loader.next());
   const Ledger& ledger = context.ledger();
   return {ledger.peaks(), ledger.at_peak(), ledger.peak_total(),
           context.work().matmul_flops + context.work().attention_flops};
@@ -243,18 +260,15 @@ TEST_CASE("meta: a step of ViT-L and of ViT-H") {
        {std::pair{"vit_large_patch16_224", std::int64_t{303'405'157}},
         std::pair{"vit_huge_patch14_224", std::int64_t{630'894'181}}}) {
     const auto start = std::chrono::steady_clock::now();
-    Context context({.device = Device::meta});
     ViTSettings settings = vit_preset(name);
     settings.classes = 101;
-    VisionTransformer model(settings);
-    model.initialize(context, DType::f32);
-    const auto optimizer = make_adamw({});
-    TrainingStep step(context, model, *optimizer, {{1e-3, 0.0, 0, 10, Decay::cosine}, 1.0, 0.1, 0});
     TrainSettings synthetic;
     synthetic.dataset = "synthetic";
     synthetic.classes = 101;
+    OneRank rank({.device = Device::meta}, settings, synthetic);
+    Context& context = rank.context;
     InputBuffers inputs(context, *open_data(synthetic).train, 8, DType::f32);
-    step.run_shape(inputs, 8);
+    rank.step.run_shape(inputs, 8);
     const double seconds =
         std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
     MESSAGE(name, ": planned in ", seconds, " s");
@@ -269,24 +283,20 @@ TEST_CASE("meta: a step of ViT-L and of ViT-H") {
           peaks[static_cast<std::size_t>(MemoryCategory::parameters)]);
     // The products that were counted are those of the formula, but for attention's recomputation.
     const double counted = static_cast<double>(context.work().matmul_flops);
-    CHECK(counted == doctest::Approx(8 * model.training_flops_per_image()).epsilon(0.06));
+    CHECK(counted == doctest::Approx(8 * rank.model.training_flops_per_image()).epsilon(0.06));
   }
 }
 
 TEST_CASE("two contexts train on two threads at once, each as if alone") {
   const auto losses = [](std::uint64_t seed, int threads) {
     TrainSettings s = small_run("");
-    Context context({.threads = threads, .seed = seed});
-    VisionTransformer model(model_settings(s, 2, 12, 8, 4));
-    model.initialize(context, DType::f32);
-    const auto optimizer = make_optimizer(s);
-    TrainingStep step(context, model, *optimizer, step_settings(s, lr_schedule(s, 10, 20)));
+    OneRank rank({.threads = threads, .seed = seed}, model_settings(s, 2, 12, 8, 4), s);
     const DataSource data = open_data(s);
-    InputBuffers inputs(context, *data.train, 16, DType::f32);
+    InputBuffers inputs(rank.context, *data.train, 16, DType::f32);
     BatchLoader loader(data.train, loader_options(s, data, 16, true));
     loader.start_epoch(0);
     std::vector<double> all;
-    while (const Batch* batch = loader.next()) all.push_back(step.run(inputs, *batch).loss);
+    while (const Batch* batch = loader.next()) all.push_back(rank.step.run(inputs, *batch).loss);
     return all;
   };
   const auto first = losses(1, 1), second = losses(2, 2);
@@ -300,12 +310,11 @@ TEST_CASE("two contexts train on two threads at once, each as if alone") {
 }
 
 TEST_CASE("not finite: the error names the step and the layer, and the weights are kept") {
-  Context context;
-  TrainSettings s = small_run("");
-  VisionTransformer model(model_settings(s, 2, 12, 8, 4));
-  model.initialize(context, DType::f32);
-  const auto optimizer = make_adamw({});
-  TrainingStep step(context, model, *optimizer, step_settings(s, lr_schedule(s, 10, 20)));
+  const TrainSettings s = small_run("");
+  OneRank rank({}, model_settings(s, 2, 12, 8, 4), s);
+  Context& context = rank.context;
+  VisionTransformer& model = rank.model;
+  TrainingStep& step = rank.step;
   const DataSource data = open_data(s);
   InputBuffers inputs(context, *data.train, 8, DType::f32);
   BatchLoader loader(data.train, loader_options(s, data, 8, true));
@@ -320,7 +329,7 @@ TEST_CASE("not finite: the error names the step and the layer, and the weights a
     bad->data().data<float>()[5] = NAN;
     CHECK_THROWS_WITH_AS(step.run(inputs, *loader.next()),
                          doctest::Contains("step 1: the loss is not finite"), Error);
-    CHECK(find_non_finite(model, inputs.images()) ==
+    CHECK(find_non_finite(model, rank.engine, inputs.images()) ==
           "parameter blocks.1.mlp.fc1.weight (element 5)");
   }
   SUBCASE("an overflowing layer") {
@@ -331,7 +340,7 @@ TEST_CASE("not finite: the error names the step and the layer, and the weights a
     CHECK(model.parameters()[0]->data().to_vector<float>() == before);
   }
   SUBCASE("nothing") {
-    CHECK(find_non_finite(model, inputs.images()).empty());
+    CHECK(find_non_finite(model, rank.engine, inputs.images()).empty());
   }
 }
 

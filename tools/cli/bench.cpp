@@ -1,46 +1,66 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.h"
 
+#include <sherd/comm/faulty_communicator.h>
 #include <sherd/kernels/elementwise.h>
 #include <sherd/kernels/matmul.h>
 #include <sherd/kernels/random.h>
 #include <sherd/runtime/data/synthetic.h>
 #include <sherd/runtime/io/file.h>
 #include <sherd/runtime/io/trace_file.h>
+#include <sherd/tools/trainer/ranks.h>
 #include <sherd/tools/trainer/train.h>
 
 #include <algorithm>
 #include <chrono>
 #include <nlohmann/json.hpp>
+#include <numeric>
 
 namespace sherd::cli {
 namespace {
 
 struct BenchOptions {
   std::int64_t steps = 10, warmup = 2, matrix = 2048;
+  double comm_delay = 0.0;
   bool json = false;
 };
 
 struct BenchResult {
   double median = 0.0, fastest = 0.0, slowest = 0.0;  // seconds a step
+  double exposed = 0.0;                               // of those, waiting for other ranks; the mean
   double matrix_rate = 0.0;                           // FLOP/s
+  std::int64_t collectives = 0, sent_bytes = 0;       // of this rank, a step
 };
+
+std::shared_ptr<ImageDataset> one_image(const TrainSettings& settings) {
+  const DataSource data = open_data(settings, DataParts::test);
+  SyntheticOptions options;
+  options.size = 1;
+  options.channels = data.test->channels();
+  options.height = data.test->height();
+  options.width = data.test->width();
+  options.classes = data.test->classes();
+  return make_synthetic_dataset(options);
+}
 
 // What the settings need to run a step on `context` again and again.
 struct StepUnderTest {
-  StepUnderTest(const TrainSettings& settings, Context& context, std::int64_t batch)
-      : dataset(make_synthetic_dataset(shape_options(settings))),
+  StepUnderTest(const TrainSettings& settings, Context& context, Communicator& world)
+      : dataset(one_image(settings)),
         model(model_settings(settings, dataset->channels(), dataset->height(), dataset->width(),
                              dataset->classes())),
+        engine(model, context, world, training_dtype(settings),
+               sharding_options(settings, world.size())),
         optimizer(make_optimizer(settings)) {
-    make_weights(settings, context, model);
-    step = std::make_unique<TrainingStep>(context, model, *optimizer,
+    make_weights(settings, model, engine);
+    step = std::make_unique<TrainingStep>(context, model, engine, *optimizer,
                                           step_settings(settings, lr_schedule(settings, 1, 1000)));
-    const DType dtype = dtype_from_name(settings.dtype);
-    const std::int64_t capacity = settings.micro_batch > 0 ? settings.micro_batch : batch;
-    inputs = std::make_unique<InputBuffers>(context, *dataset, capacity, dtype);
+    const std::int64_t most = rank_slice(settings.batch_size, world.rank(), world.size()).size;
+    const std::int64_t capacity = settings.micro_batch > 0 ? settings.micro_batch : most;
+    inputs = std::make_unique<InputBuffers>(context, *dataset, capacity, training_dtype(settings));
     inputs->stage_shape(capacity);
     fill_normal(inputs->images(), 0.0, 1.0, RandomStream(1, "bench", "images"));
+    if (context.is_meta()) return;
     std::vector<std::int64_t> labels(static_cast<std::size_t>(capacity));
     for (std::size_t i = 0; i < labels.size(); ++i) {
       labels[i] = static_cast<std::int64_t>(i) % dataset->classes();
@@ -48,137 +68,210 @@ struct StepUnderTest {
     inputs->labels().copy_from_host(labels.data(), labels.size() * sizeof labels[0]);
   }
 
-  static SyntheticOptions shape_options(const TrainSettings& settings) {
-    const DataSource data = open_data(settings, DataParts::test);
-    SyntheticOptions options;
-    options.size = 1;
-    options.channels = data.test->channels();
-    options.height = data.test->height();
-    options.width = data.test->width();
-    options.classes = data.test->classes();
-    return options;
-  }
-
   std::shared_ptr<ImageDataset> dataset;
   VisionTransformer model;
+  ShardingEngine engine;
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<TrainingStep> step;
   std::unique_ptr<InputBuffers> inputs;
 };
 
-void print_memory(Context& context) {
-  const Ledger& ledger = context.ledger();
-  fmt::print("peak memory     {} ({})\n", format_bytes(ledger.peak_total()),
-             format_breakdown(ledger.at_peak()));
+std::int64_t calls(const CommunicationCounters& counters) {
+  return std::accumulate(std::begin(counters.calls), std::end(counters.calls), std::int64_t{0});
 }
 
-int run_meta(Context& context, StepUnderTest& test, std::int64_t batch, bool as_json) {
+void print_memory(Context& context, int ranks) {
+  const Ledger& ledger = context.ledger();
+  fmt::print("peak memory     {} {}({})\n", format_bytes(ledger.peak_total()),
+             ranks > 1 ? "a rank " : "", format_breakdown(ledger.at_peak()));
+}
+
+void print_traffic(const BenchResult& result) {
+  if (result.collectives > 1) {
+    fmt::print("communication   {} collectives a step, {} sent by a rank\n", result.collectives,
+               format_bytes(result.sent_bytes));
+  }
+}
+
+int run_meta(const TrainSettings& settings, const BenchOptions& options) {
+  const int ranks = planned_ranks(settings);
+  check_one_process("bench step --device meta");
+  Context context(context_options(settings));
+  const std::unique_ptr<Communicator> world = make_meta_communicator(0, ranks);
+  StepUnderTest test(settings, context, *world);
   const auto start = std::chrono::steady_clock::now();
   context.ledger().reset_peak();
-  test.step->run_shape(*test.inputs, batch);
+  const CommunicationCounters before = test.engine.counters();
+  test.step->run_shape(*test.inputs, settings.batch_size);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   const std::int64_t flops = context.work().matmul_flops + context.work().attention_flops;
-  if (as_json) {
+  BenchResult result;
+  result.collectives = calls(test.engine.counters()) - calls(before);
+  result.sent_bytes = test.engine.counters().total_bytes() - before.total_bytes();
+  if (options.json) {
     const nlohmann::ordered_json line{{"program", "sherd"},
                                       {"version", version()},
                                       {"device", "meta"},
-                                      {"batch_size", batch},
+                                      {"ranks", ranks},
+                                      {"sharding", name_of(test.engine.options().policy)},
+                                      {"batch_size", settings.batch_size},
                                       {"parameters", test.model.parameter_count()},
                                       {"flops", flops},
+                                      {"collectives_per_step", result.collectives},
+                                      {"sent_bytes_per_step", result.sent_bytes},
                                       {"peak_bytes", context.ledger().peak_total()}};
     fmt::print("{}\n", line.dump());
     return 0;
   }
-  fmt::print("products        {:.2f} TFLOP a step\n", static_cast<double>(flops) / 1e12);
-  print_memory(context);
+  fmt::print("model           {} parameters, batch {}, {}\n",
+             group_digits(test.model.parameter_count()), settings.batch_size, settings.dtype);
+  fmt::print("ranks           {}\n", describe_ranks(settings, *world));
+  fmt::print("products        {:.2f} TFLOP a step{}\n", static_cast<double>(flops) / 1e12,
+             ranks > 1 ? " of a rank" : "");
+  print_traffic(result);
+  print_memory(context, ranks);
   fmt::print("planned in      {:.3f} s; nothing was allocated or computed\n", seconds);
   return 0;
 }
 
+// All ranks together.
 BenchResult measure(Context& context, StepUnderTest& test, std::int64_t batch,
                     const BenchOptions& options) {
   using Clock = std::chrono::steady_clock;
+  Communicator& world = test.engine.groups().world;
   for (std::int64_t i = 0; i < options.warmup; ++i) test.step->run_shape(*test.inputs, batch);
   context.ledger().reset_peak();
   BenchResult result;
-  // The limit is measured before, between and after the steps, so that both see the same machine.
+  // The limit is measured before, between and after the steps, so that both see the same machine;
+  // by all ranks at once, as they compute.
   const auto measure_limit = [&] {
+    world.barrier("bench: a product");
     result.matrix_rate =
         std::max(result.matrix_rate, measure_matmul_rate(context, DType::f32, options.matrix, 3));
+    world.barrier("bench: a product is done");
   };
   std::vector<double> seconds;
+  double exposed = 0.0;
   for (std::int64_t i = 0; i < options.steps; ++i) {
     if (options.matrix > 0 && (i == 0 || i == options.steps / 2)) measure_limit();
+    const double exposed_before = test.engine.exposed_seconds();
+    const CommunicationCounters before = test.engine.counters();
     const auto start = Clock::now();
     test.step->run_shape(*test.inputs, batch);
     seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
+    exposed += test.engine.exposed_seconds() - exposed_before;
+    result.collectives = calls(test.engine.counters()) - calls(before);
+    result.sent_bytes = test.engine.counters().total_bytes() - before.total_bytes();
   }
   if (options.matrix > 0) measure_limit();
   std::ranges::sort(seconds);
   result.median = seconds[seconds.size() / 2];
   result.fastest = seconds.front();
   result.slowest = seconds.back();
+  result.exposed = exposed / static_cast<double>(options.steps);
   return result;
+}
+
+void print_json(const TrainSettings& settings, Context& context, StepUnderTest& test,
+                const BenchResult& result, double rate) {
+  const auto batch = static_cast<double>(settings.batch_size);
+  nlohmann::ordered_json line{{"program", "sherd"},
+                              {"version", version()},
+                              {"build", build_description()},
+                              {"ranks", test.engine.groups().world.size()},
+                              {"sharding", name_of(test.engine.options().policy)},
+                              {"threads", context.threads()},
+                              {"batch_size", settings.batch_size},
+                              {"parameters", test.model.parameter_count()},
+                              {"seconds_per_step", result.median},
+                              {"seconds_fastest", result.fastest},
+                              {"seconds_slowest", result.slowest},
+                              {"exposed_seconds_per_step", result.exposed},
+                              {"collectives_per_step", result.collectives},
+                              {"sent_bytes_per_step", result.sent_bytes},
+                              {"images_per_second", batch / result.median},
+                              {"flops_per_second", rate},
+                              {"matrix_flops_per_second", result.matrix_rate},
+                              {"peak_bytes", context.ledger().peak_total()},
+                              {"peak_resident_bytes", peak_resident_bytes()}};
+  fmt::print("{}\n", line.dump());
+}
+
+void print_result(const TrainSettings& settings, const BenchOptions& options, Context& context,
+                  StepUnderTest& test, const BenchResult& result, double rate) {
+  const int ranks = test.engine.groups().world.size();
+  fmt::print("step            {:.4f} s median of {} ({:.4f} to {:.4f})\n", result.median,
+             options.steps, result.fastest, result.slowest);
+  fmt::print("speed           {:.1f} images/s, {:.1f} GFLOP/s of model products (forward x 3)\n",
+             static_cast<double>(settings.batch_size) / result.median, rate / 1e9);
+  if (result.matrix_rate > 0.0) {
+    fmt::print(
+        "limit           {:.1f} GFLOP/s for a {}^3 fp32 product here{}; the step reaches {:.1f}% "
+        "of it\n",
+        result.matrix_rate / 1e9, options.matrix, ranks > 1 ? ", on every rank at once" : "",
+        100.0 * rate / (result.matrix_rate * ranks));
+  }
+  if (ranks > 1) {
+    print_traffic(result);
+    fmt::print("exposed         {:.4f} s a step in which rank 0 waited for other ranks ({:.1f}%)\n",
+               result.exposed, 100.0 * result.exposed / result.median);
+  }
+  print_memory(context, ranks);
+  fmt::print("                {} held by the process\n", format_bytes(peak_resident_bytes()));
+}
+
+void bench_rank(const TrainSettings& settings, const BenchOptions& options, Communicator& all) {
+  std::unique_ptr<Communicator> delayed;
+  if (options.comm_delay > 0.0) {
+    std::vector<int> members(static_cast<std::size_t>(all.size()));
+    std::iota(members.begin(), members.end(), 0);
+    Fault delay;
+    delay.call = -1;
+    delay.delay_seconds = options.comm_delay;
+    delayed = make_faulty_communicator(all.split(members, "bench: delayed ranks"), {delay});
+  }
+  Communicator& world = delayed ? *delayed : all;
+  const bool first = world.rank() == 0;
+  ContextOptions context_settings = rank_context_options(settings, world);
+  Context context(context_settings);
+  StepUnderTest test(settings, context, world);
+  if (first && !options.json) {
+    fmt::print("model           {} parameters, batch {}, {}\n",
+               group_digits(test.model.parameter_count()), settings.batch_size, settings.dtype);
+    fmt::print("ranks           {}; {} thread{} each\n", describe_ranks(settings, world),
+               context.threads(), context.threads() == 1 ? "" : "s");
+    std::fflush(stdout);
+  }
+  const BenchResult result = measure(context, test, settings.batch_size, options);
+  const double flops =
+      test.model.training_flops_per_image() * static_cast<double>(settings.batch_size);
+  const double rate = flops / result.median;
+  if (first && options.json) print_json(settings, context, test, result, rate);
+  if (first && !options.json) print_result(settings, options, context, test, result, rate);
+  if (settings.trace.empty()) return;
+  context.trace().enable(first);
+  test.step->run_shape(*test.inputs, settings.batch_size);
+  if (!first) return;
+  write_trace(context.trace(), settings.trace);
+  fmt::print("trace           {}\n", settings.trace);
 }
 
 int bench_step(const TrainSettings& settings, const BenchOptions& options) {
   SHERD_CHECK(options.steps > 0 && options.warmup >= 0 && options.matrix >= 0,
               "--steps must be positive, --warmup and --matrix not negative");
-  const std::int64_t batch = settings.batch_size;
-  check_range("--batch-size", batch, 1, 1 << 24);
-  check_range("--micro-batch", settings.micro_batch, 0, batch);
-  SHERD_CHECK(settings.trace.empty() || (!options.json && settings.device != "meta"),
+  const int ranks = planned_ranks(settings);
+  check_batch(settings, ranks);
+  sharding_options(settings, ranks);
+  const bool meta = device_from_name(settings.device) == Device::meta;
+  SHERD_CHECK(settings.trace.empty() || (!options.json && !meta),
               "--trace: has no effect with --json or on meta");
+  SHERD_CHECK(options.comm_delay == 0.0 || (options.comm_delay > 0.0 && ranks > 1 && !meta),
+              "--comm-delay: seconds above 0, with several ranks, not on meta");
+  if (meta) return run_meta(settings, options);
   // Claimed before the work: a name that is taken or cannot be written is refused at once.
-  if (!settings.trace.empty()) create_new_file(settings.trace, "");
-  Context context(context_options(settings));
-  StepUnderTest test(settings, context, batch);
-  if (!options.json) {
-    fmt::print("model           {} parameters, batch {}, {}, {} threads\n",
-               group_digits(test.model.parameter_count()), batch, settings.dtype,
-               context.threads());
-  }
-  if (context.is_meta()) return run_meta(context, test, batch, options.json);
-  const BenchResult result = measure(context, test, batch, options);
-  const double flops = test.model.training_flops_per_image() * static_cast<double>(batch);
-  const double rate = flops / result.median;
-  if (options.json) {
-    nlohmann::ordered_json line{{"program", "sherd"},
-                                {"version", version()},
-                                {"build", build_description()},
-                                {"threads", context.threads()},
-                                {"batch_size", batch},
-                                {"parameters", test.model.parameter_count()},
-                                {"seconds_per_step", result.median},
-                                {"seconds_fastest", result.fastest},
-                                {"seconds_slowest", result.slowest},
-                                {"images_per_second", static_cast<double>(batch) / result.median},
-                                {"flops_per_second", rate},
-                                {"matrix_flops_per_second", result.matrix_rate},
-                                {"peak_bytes", context.ledger().peak_total()},
-                                {"peak_resident_bytes", peak_resident_bytes()}};
-    fmt::print("{}\n", line.dump());
-    return 0;
-  }
-  fmt::print("step            {:.4f} s median of {} ({:.4f} to {:.4f})\n", result.median,
-             options.steps, result.fastest, result.slowest);
-  fmt::print("speed           {:.1f} images/s, {:.1f} GFLOP/s of model products (forward x 3)\n",
-             static_cast<double>(batch) / result.median, rate / 1e9);
-  if (result.matrix_rate > 0.0) {
-    fmt::print(
-        "limit           {:.1f} GFLOP/s for a {}^3 fp32 product here; the step reaches {:.1f}% of "
-        "it\n",
-        result.matrix_rate / 1e9, options.matrix, 100.0 * rate / result.matrix_rate);
-  }
-  print_memory(context);
-  fmt::print("                {} held by the process\n", format_bytes(peak_resident_bytes()));
-  if (!settings.trace.empty()) {
-    context.trace().enable();
-    test.step->run_shape(*test.inputs, batch);
-    write_trace(context.trace(), settings.trace);
-    fmt::print("trace           {}\n", settings.trace);
-  }
+  if (!settings.trace.empty() && is_first_process()) create_new_file(settings.trace, "");
+  run_on_ranks(settings, [&](Communicator& world) { bench_rank(settings, options, world); });
   return 0;
 }
 
@@ -192,6 +285,8 @@ Command add_bench(CLI::App& parent) {
       "same\n"
       "run the rate of a large matrix product, which is its limit.\n\n"
       "  sherd bench step --preset vit_base_patch16_224 --dataset synthetic --batch-size 8\n"
+      "  sherd bench step --preset vit_base_patch16_224 --dataset synthetic --ranks 2 --shard "
+      "zero3\n"
       "  sherd bench step --preset vit_huge_patch14_224 --dataset synthetic --device meta\n");
   auto options = std::make_shared<BenchOptions>();
   const std::string group = "benchmark";
@@ -205,14 +300,23 @@ Command add_bench(CLI::App& parent) {
                    "side of the large product; 0: do not measure it [2048]")
       ->type_name("INT")
       ->group(group);
+  step->add_option("--comm-delay", options->comm_delay,
+                   "sleep so many seconds in every collective: how much of it does the overlap "
+                   "hide? [0]")
+      ->type_name("SECONDS")
+      ->group(group);
   step->add_flag("--json", options->json, "print one JSON object")
       ->group(group)
       ->disable_flag_override();
   SettingFlags flags(
-      step, {"model", "optimizer", "data.dataset", "data.data_dir", "data.image_size",
+      step, {"model", "optimizer", "sharding", "data.dataset", "data.data_dir", "data.image_size",
              "data.classes", "run.batch_size", "run.micro_batch", "run.device", "run.dtype",
              "run.memory_limit", "run.threads", "run.seed", "run.trace"});
-  return {app, [options, flags] { return bench_step(flags.resolve({}), *options); }};
+  const Command comm = add_bench_comm(*app);
+  return {app, [options, flags, comm] {
+            if (comm.app->parsed()) return comm.run();
+            return bench_step(flags.resolve({}), *options);
+          }};
 }
 
 }  // namespace sherd::cli

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.h"
 
+#include <sherd/tools/trainer/ranks.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -46,6 +47,12 @@ std::string SettingFlags::other_than(const std::vector<std::string>& keys) const
     return std::ranges::find(setting_table(), key, &Setting::key)->flag();
   }
   return {};
+}
+
+void check_one_process(const char* command) {
+  SHERD_CHECK(!under_launcher(),
+              "sherd {} works in one process, but a launcher started several; start it without",
+              command);
 }
 
 std::string group_digits(std::int64_t value) {

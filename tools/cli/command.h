@@ -23,6 +23,7 @@ Command add_train(CLI::App& parent);
 Command add_eval(CLI::App& parent);
 Command add_inspect(CLI::App& parent);
 Command add_bench(CLI::App& parent);
+Command add_bench_comm(CLI::App& bench);  // below add_bench
 
 // Flags for settings of the given sections, collected as they were typed; resolve() applies them
 // over the TOML file.
@@ -39,6 +40,9 @@ class SettingFlags {
  private:
   std::shared_ptr<Assignments> flags_ = std::make_shared<Assignments>();
 };
+
+// Throws where a launcher started several processes: each would do the same.
+void check_one_process(const char* command);
 
 std::string group_digits(std::int64_t value);  // 139018 → "139,018"
 std::int64_t peak_resident_bytes();            // of this process

@@ -34,6 +34,7 @@ struct LogitsOptions {
 };
 
 int evaluate_command(const TrainSettings& settings, const LogitsOptions& logits) {
+  check_one_process("eval");
   SHERD_CHECK(!settings.weights.empty(), "eval: give the folder of a run, or --weights FILE");
   check_range("--batch-size", settings.batch_size, 1, 1 << 24);
   const DataSource data = open_data(settings, DataParts::test);
@@ -41,7 +42,7 @@ int evaluate_command(const TrainSettings& settings, const LogitsOptions& logits)
                                          data.test->width(), data.test->classes()));
   Context context(context_options(settings));
   SHERD_CHECK(!context.is_meta(), "--device meta computes no numbers, so it cannot evaluate");
-  make_weights(settings, context, model);
+  load_weights(model, context, training_dtype(settings), settings.weights);
   ProgressLine line;
   const std::int64_t batch = std::min(settings.batch_size, data.test->size());
   const EvaluationResult result =

@@ -82,6 +82,7 @@ Command add_inspect(CLI::App& parent) {
   CLI::App* weights = app->add_subcommand("weights", "Every tensor of a safetensors file.\n");
   weights->add_option("file", state->weights, "a safetensors file")->type_name("FILE");
   return {app, [state, model] {
+            check_one_process("inspect");
             if (model->parsed()) return inspect_model(state->model, state->classes);
             SHERD_CHECK(!state->weights.empty(), "inspect weights: give a safetensors file");
             return inspect_weights(state->weights);

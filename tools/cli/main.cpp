@@ -3,12 +3,15 @@
 
 #include <sherd/runtime/error.h>
 #include <sherd/runtime/suggest.h>
+#include <sherd/tools/trainer/ranks.h>
 #include <sherd/tools/trainer/train.h>
 
 #include <cerrno>
+#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <exception>
+#include <thread>
 
 namespace {
 
@@ -56,7 +59,8 @@ int run(int argc, char** argv) {
       "  sherd train run.toml --lr 5e-4      settings from a file, one changed\n"
       "  sherd eval runs/NAME                accuracy of a run's weights\n"
       "  sherd inspect model                 the model names, and the parameters of one\n"
-      "  sherd bench step                    speed of a training step on this machine\n"};
+      "  sherd bench step                    speed of a training step on this machine\n"
+      "  sherd bench comm                    speed of what ranks say to each other\n"};
   app.name("sherd");
   app.set_version_flag("--version", "sherd " + version() + " (" + build_description() + ")");
   const cli::Command commands[] = {cli::add_train(app), cli::add_eval(app), cli::add_inspect(app),
@@ -81,6 +85,12 @@ int run(int argc, char** argv) {
   fail("no command");
 }
 
+int report(const std::exception& error) {
+  std::fflush(stdout);
+  fmt::print(stderr, "sherd: {}\n", error.what());
+  return 1;
+}
+
 }  // namespace
 
 int main(int argc, char** argv) {
@@ -89,9 +99,12 @@ int main(int argc, char** argv) {
     SHERD_CHECK(std::fflush(stdout) == 0 && std::ferror(stdout) == 0,
                 "the output could not be written: {}", std::strerror(errno));
     return status;
-  } catch (const std::exception& error) {
-    std::fflush(stdout);
-    fmt::print(stderr, "sherd: {}\n", error.what());
+  } catch (const GroupEnded& error) {
+    if (is_first_process()) return report(error);
     return 1;
+  } catch (const std::exception& error) {
+    // Of launched processes all but the first give it time to say the same, and to end them all.
+    if (!is_first_process()) std::this_thread::sleep_for(std::chrono::milliseconds(500));
+    return report(error);
   }
 }

@@ -3,6 +3,7 @@
 
 #include <sherd/runtime/ledger.h>
 #include <sherd/tools/trainer/golden.h>
+#include <sherd/tools/trainer/ranks.h>
 #include <sherd/tools/trainer/train.h>
 
 #include <csignal>
@@ -23,9 +24,11 @@ class Reporter final : public TrainObserver {
  public:
   void on_start(const RunInfo& info) override {
     info_ = info;
-    fmt::print("{} parameters; {} training and {} test images; {} epochs of {} steps; {} threads\n",
+    fmt::print("{} parameters; {} training and {} test images; {} epochs of {} steps\n",
                group_digits(info.parameters), group_digits(info.train_images),
-               group_digits(info.test_images), info.epochs, info.steps_per_epoch, info.threads);
+               group_digits(info.test_images), info.epochs, info.steps_per_epoch);
+    fmt::print("{}; {} thread{} a rank\n", info.sharding, info.threads,
+               info.threads == 1 ? "" : "s");
     fmt::print("epoch   train loss   test loss   top-1     images/s   seconds\n");
     std::fflush(stdout);
   }
@@ -79,6 +82,7 @@ int run_training(const TrainSettings& settings) {
   std::signal(SIGPIPE, SIG_IGN);  // a reader that went away is no reason to lose the weights
   Reporter reporter;
   const TrainOutcome outcome = train(settings, reporter);
+  if (!is_first_process()) return 0;
   if (outcome.stopped) {
     fmt::print("\nstopped by a signal after {} steps; the weights so far are saved\n",
                outcome.steps);
@@ -90,8 +94,12 @@ int run_training(const TrainSettings& settings) {
   }
   fmt::print("speed           {} images/s in training\n",
              group_digits(static_cast<std::int64_t>(outcome.images_per_second)));
-  fmt::print("peak memory     {} ({})\n", format_bytes(outcome.peak_bytes),
-             format_breakdown(outcome.at_peak));
+  if (outcome.info.ranks > 1) {
+    fmt::print("communication   {:.1f}% of the time rank 0 waited for other ranks\n",
+               100.0 * outcome.exposed_seconds / outcome.train_seconds);
+  }
+  fmt::print("peak memory     {}{} ({})\n", format_bytes(outcome.peak_bytes),
+             outcome.info.ranks > 1 ? " of rank 0" : "", format_breakdown(outcome.at_peak));
   fmt::print("                {} reserved by the allocator, {} held by the process\n",
              format_bytes(outcome.peak_reserved_bytes), format_bytes(peak_resident_bytes()));
   fmt::print("weights         {}\nlog             {}\nconfiguration   {}\n", outcome.weights_path,
@@ -100,15 +108,16 @@ int run_training(const TrainSettings& settings) {
 }
 
 int run_golden_command(const GoldenOptions& options) {
-  fmt::print("golden run {} in {}\n", options.directory, name_of(options.dtype));
-  fmt::print(
-      "step   loss                  given                 norm                  given              "
-      "   error\n");
+  if (is_first_process()) {
+    fmt::print("golden run {} in {}\n", options.directory, name_of(options.dtype));
+    fmt::print("step   {:<22}{:<22}{:<22}{:<22}error\n", "loss", "given", "norm", "given");
+  }
   const GoldenResult result = run_golden(options, [&](const GoldenStep& s) {
     fmt::print("{:>4}   {:<20.16g}  {:<20.16g}  {:<20.16g}  {:<20.16g}  {:.1e}\n", s.step, s.loss,
                s.given_loss, s.grad_norm, s.given_grad_norm, s.error);
     std::fflush(stdout);
   });
+  if (!is_first_process()) return 0;
   fmt::print(
       "\nlosses, norms and rates: largest relative error {:.2e}, {} {:g}\n", result.worst_error,
       result.worst_error <= result.tolerance ? "within the tolerance of" : "past the tolerance of",
@@ -134,6 +143,8 @@ Command add_train(CLI::App& parent) {
       "OUT/config.toml. Settings: defaults, then --preset, then the TOML file, then flags.\n\n"
       "  sherd train --epochs 3 --out runs/try\n"
       "  sherd train runs/try/config.toml --seed 1 --out runs/again\n"
+      "  sherd train --ranks 4 --shard zero3             four ranks as threads of one process\n"
+      "  mpiexec -n 4 sherd train --shard zero3          four processes\n"
       "  sherd train --golden DIR --dtype f64 --tolerance 1e-9\n");
   struct State {
     std::string toml, golden;
@@ -143,13 +154,14 @@ Command add_train(CLI::App& parent) {
   CLI::Option* toml =
       app->add_option("file", state->toml, "TOML file of settings (sections as below)")
           ->type_name("FILE");
-  SettingFlags flags(app, {"model", "data", "optimizer", "schedule", "run"});
+  SettingFlags flags(app, {"model", "data", "optimizer", "schedule", "sharding", "run"});
   const std::string group = "golden runs";
   CLI::Option* golden =
       app->add_option(
              "--golden", state->golden,
              "repeat the run described in DIR/golden.json and compare every loss and norm; "
-             "uses --dtype, --data-dir and --threads, ignores no field of golden.json")
+             "uses --dtype, --data-dir, --threads and the flags of [sharding], ignores no field "
+             "of golden.json")
           ->type_name("DIR")
           ->group(group);
   app->add_option("--tolerance", state->tolerance,
@@ -164,24 +176,27 @@ Command add_train(CLI::App& parent) {
       ->group(group)
       ->needs(golden)
       ->check(CLI::NonNegativeNumber);
-  return {
-      app, [state, flags, toml, golden] {
-        const TrainSettings settings = flags.resolve(
-            toml->count() > 0 ? std::optional<std::string>(state->toml) : std::nullopt);
-        if (golden->count() == 0) return run_training(settings);
-        const std::string given = flags.other_than({"run.dtype", "data.data_dir", "run.threads"});
-        SHERD_CHECK(given.empty() && toml->count() == 0,
-                    "--golden: {} cannot be combined with it; golden.json has every setting",
-                    given.empty() ? state->toml : given);
-        GoldenOptions options;
-        options.directory = state->golden;
-        options.data_dir = settings.data_dir;
-        options.dtype = dtype_from_name(settings.dtype);
-        options.tolerance = state->tolerance;
-        options.weight_tolerance = state->weight_tolerance;
-        options.threads = context_options(settings).threads;
-        return run_golden_command(options);
-      }};
+  return {app, [state, flags, toml, golden] {
+            const TrainSettings settings = flags.resolve(
+                toml->count() > 0 ? std::optional<std::string>(state->toml) : std::nullopt);
+            if (golden->count() == 0) return run_training(settings);
+            std::vector<std::string> used{"run.dtype", "data.data_dir", "run.threads"};
+            for (const Setting& setting : setting_table()) {
+              if (setting.section() == "sharding") used.push_back(setting.key);
+            }
+            const std::string given = flags.other_than(used);
+            SHERD_CHECK(given.empty() && toml->count() == 0,
+                        "--golden: {} cannot be combined with it; golden.json has every setting",
+                        given.empty() ? state->toml : given);
+            GoldenOptions options;
+            options.directory = state->golden;
+            options.data_dir = settings.data_dir;
+            options.dtype = dtype_from_name(settings.dtype);
+            options.tolerance = state->tolerance;
+            options.weight_tolerance = state->weight_tolerance;
+            options.ranks = settings;
+            return run_golden_command(options);
+          }};
 }
 
 }  // namespace sherd::cli

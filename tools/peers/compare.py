@@ -5,11 +5,19 @@ Prints the median of each and their ratio.
 
   compare.py train   the quick start's training: images/s of one epoch each
   compare.py step    a training step of ViT-B/16, batch 8: seconds, and peak memory of the process
+  compare.py fsdp    the same step on 2 ranks of 1 thread, parameters sharded (zero3 against FSDP2); and what
+                     sharding costs Sherd: zero3 against --shard none, and against as many independent
+                     single-rank runs at the same time, each with its share of the batch
+  compare.py delay   how much of a delay in every collective Sherd hides behind its work, with --prefetch 0
+                     and 1: growth of the step / (collectives x delay), 1 where all of it shows
 
 --python names the interpreter that has PyTorch (default: this one)."""
 import argparse
+import concurrent.futures
 import json
 import os
+import shlex
+import shutil
 import statistics
 import subprocess
 import sys
@@ -20,10 +28,19 @@ PRESET = "vit_base_patch16_224"
 
 
 def last_json(command):
-    result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    if result.returncode != 0:
-        sys.exit("%s failed:\n%s" % (" ".join(command), result.stderr[-2000:] or result.stdout[-2000:]))
-    return json.loads(result.stdout.strip().splitlines()[-1]) if result.stdout.strip() else None
+    return all_json([command])[0]
+
+
+def all_json(commands):
+    """Runs them at the same time; the last line each prints."""
+    running = [subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+               for command in commands]
+    with concurrent.futures.ThreadPoolExecutor(len(running)) as pool:
+        outputs = list(pool.map(lambda process: process.communicate(), running))
+    for command, process, (out, err) in zip(commands, running, outputs):
+        if process.returncode != 0:
+            sys.exit("%s failed:\n%s" % (" ".join(command), err[-2000:] or out[-2000:]))
+    return [json.loads(out.strip().splitlines()[-1]) if out.strip() else None for out, _ in outputs]
 
 
 def sherd_train(args):
@@ -81,17 +98,125 @@ def compare_step(args):
     print("peak memory of the process: sherd %.2f GiB, torch %.2f GiB" % tuple(memory))
 
 
+def sherd_ranks(args, *more):
+    """A step on args.ranks ranks. The machine's rate is not measured in between; the peer tells it."""
+    command = [args.sherd, "bench", "step", "--preset", args.preset, "--dataset", "synthetic", "--classes",
+               "1000", "--batch-size", str(args.batch_size), "--threads", str(args.threads), "--steps",
+               str(args.steps), "--matrix", "0", "--json", *more]
+    if args.mpiexec:
+        return last_json(shlex.split(args.mpiexec) + ["-n", str(args.ranks)] + command)
+    return last_json(command + ["--ranks", str(args.ranks)])
+
+
+def sherd_independent(args):
+    """The slowest of args.ranks runs of one rank at the same time, each on cores of its own if there are."""
+    command = [args.sherd, "bench", "step", "--preset", args.preset, "--dataset", "synthetic", "--classes",
+               "1000", "--batch-size", str(args.batch_size // args.ranks), "--ranks", "1", "--threads",
+               str(args.threads), "--steps", str(args.steps), "--matrix", "0", "--json"]
+    cores = sorted(os.sched_getaffinity(0))
+    commands = [command] * args.ranks
+    if shutil.which("taskset") and len(cores) >= args.ranks * args.threads:
+        shares = [cores[i * args.threads:(i + 1) * args.threads] for i in range(args.ranks)]
+        commands = [["taskset", "-c", ",".join(map(str, share))] + command for share in shares]
+    return max(all_json(commands), key=lambda r: r["seconds_per_step"])
+
+
+def torch_ranks(args, peer):
+    how = {"prefetch": ["--shard", "full", "--prefetch"]}.get(peer, ["--shard", peer])
+    return last_json([args.python, os.path.join(HERE, "vit_fsdp.py"), "--model", args.preset, "--batch-size",
+                      str(args.batch_size), "--ranks", str(args.ranks), "--threads", str(args.threads),
+                      "--steps", str(args.steps), "--json", *how])
+
+
+def compare_fsdp(args):
+    works = {"zero3": lambda: sherd_ranks(args, "--shard", "zero3"),
+             "none": lambda: sherd_ranks(args, "--shard", "none"),
+             "independent": lambda: sherd_independent(args)}
+    for peer in args.peers:
+        works["torch " + peer] = lambda peer=peer: torch_ranks(args, peer)
+    results = {name: [] for name in works}
+    for _ in range(args.rounds):
+        for name, work in works.items():
+            results[name].append(work())
+        print("  " + "   ".join("%s %.3f s" % (name, seconds_of(rs[-1])) for name, rs in results.items()),
+              flush=True)
+    median = {name: statistics.median(map(seconds_of, rs)) for name, rs in results.items()}
+    print("%s, global batch %d, %d ranks of %d threads%s, median seconds a step: %s"
+          % (args.preset, args.batch_size, args.ranks, args.threads, " (MPI)" if args.mpiexec else "",
+             ", ".join("%s %.3f" % item for item in median.items())))
+    print("zero3/none %.3f   zero3/independent %.3f   none/independent %.3f"
+          % (median["zero3"] / median["none"], median["zero3"] / median["independent"],
+             median["none"] / median["independent"]))
+    for peer in args.peers:
+        ours = "none" if peer == "ddp" else "zero3"
+        print("torch %s / sherd %s: ratio %.2f" % (peer, ours, median["torch " + peer] / median[ours]))
+    peak = {name: max(r.get("peak_rss_bytes") or r["peak_resident_bytes"] for r in rs) / 2 ** 30
+            for name, rs in results.items() if name != "independent"}
+    print("peak memory, GiB (%s): %s"
+          % ("of sherd what one rank reports" if args.mpiexec else "all ranks together",
+             ", ".join("%s %.2f" % item for item in peak.items())))
+    rates = [r[key] for name, rs in results.items() if name.startswith("torch") for r in rs
+             for key in ("matmul_gflops_before", "matmul_gflops_after")]
+    print("2048^3 fp32 product at 1 thread meanwhile: %.1f to %.1f GFLOP/s" % (min(rates), max(rates)))
+
+
+def seconds_of(result):
+    return result["seconds_per_step"] if "seconds_per_step" in result else result["median_seconds"]
+
+
+def compare_delay(args):
+    def run(prefetch, delay):
+        return sherd_ranks(args, "--shard", args.shard, "--prefetch", str(prefetch), "--comm-delay",
+                           "%.6f" % delay)
+
+    delay = args.delay
+    if delay is None:  # forward is a third of a step's products; stem, head and update are small
+        units = {"large": 24, "huge": 32}.get(args.preset.split("_")[1], 12)
+        delay = run(0, 0.0)["seconds_per_step"] / 3 / units / 2
+    print("delay %.6f s in every collective" % delay)
+    for prefetch in (0, 1):
+        without, delayed = [], []
+        for _ in range(args.rounds):
+            without.append(run(prefetch, 0.0))
+            delayed.append(run(prefetch, delay))
+            print("  --prefetch %d: %.3f s, delayed %.3f s" % (prefetch, without[-1]["seconds_per_step"],
+                                                              delayed[-1]["seconds_per_step"]), flush=True)
+        a, b = (statistics.median(r["seconds_per_step"] for r in rs) for rs in (without, delayed))
+        collectives = delayed[-1]["collectives_per_step"]
+        print("%s, --shard %s --prefetch %d: %.4f s, delayed %.4f s, %g collectives a step, "
+              "growth / (collectives x delay) %.3f"
+              % (args.preset, args.shard, prefetch, a, b, collectives, (b - a) / (collectives * delay)))
+
+
 def main():
+    works = {"train": compare_train, "step": compare_step, "fsdp": compare_fsdp, "delay": compare_delay}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("work", choices=["train", "step"])
+    parser.add_argument("work", choices=list(works))
     parser.add_argument("--sherd", default=os.path.join(HERE, "../../build/release/tools/cli/sherd"))
     parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--threads", type=int, help="default: all cores; for fsdp and delay 1 for each rank")
     parser.add_argument("--rounds", type=int, default=3)
+    ranks = parser.add_argument_group("fsdp and delay")
+    ranks.add_argument("--preset", default=PRESET)
+    ranks.add_argument("--batch-size", type=int, default=8, help="of all ranks together")
+    ranks.add_argument("--ranks", type=int, default=2)
+    ranks.add_argument("--steps", type=int, default=3, help="timed steps of each run")
+    ranks.add_argument("--mpiexec", nargs="?", const="mpiexec", metavar="COMMAND",
+                       help="sherd's ranks are processes of this (mpiexec; may hold options), not its --ranks")
+    ranks.add_argument("--peers", nargs="+", choices=["full", "prefetch", "grad_op", "ddp"],
+                       default=["full", "prefetch"],
+                       help="vit_fsdp.py's --shard; prefetch: full with --prefetch")
+    ranks.add_argument("--shard", default="zero3", help="of delay")
+    ranks.add_argument("--delay", type=float, metavar="SECONDS",
+                       help="of delay (default: half of one unit's forward time, taken from a step)")
     args = parser.parse_args()
+    if args.threads is None:
+        args.threads = 1 if args.work in ("fsdp", "delay") else len(os.sched_getaffinity(0))
+    if args.batch_size % args.ranks:
+        parser.error("--batch-size %d cannot be divided by %d ranks" % (args.batch_size, args.ranks))
     if not os.path.exists(args.sherd):
         parser.error("%s is not there: run tools/quickstart first, or give --sherd" % args.sherd)
-    (compare_train if args.work == "train" else compare_step)(args)
+    works[args.work](args)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,15 @@ def step_flops(batch, patch, dim, depth):
                         + 2 * dim * CLASSES)
 
 
+def make_model(name):
+    patch, dim, depth, heads, parameters = PRESETS[name]
+    model = VisionTransformer(224, patch, 3, CLASSES, dim, depth, heads, 4)
+    count = sum(p.numel() for p in model.parameters())
+    if count != parameters:
+        sys.exit("%s: %d parameters, expected %d" % (name, count, parameters))
+    return model
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", choices=list(PRESETS), default="vit_base_patch16_224")
@@ -51,11 +60,8 @@ def main():
 
     result = describe(args.threads)
     print_info(result, out)
-    patch, dim, depth, heads, parameters = PRESETS[args.model]
-    model = VisionTransformer(224, patch, 3, CLASSES, dim, depth, heads, 4)
-    count = sum(p.numel() for p in model.parameters())
-    if count != parameters:
-        sys.exit("%s: %d parameters, expected %d" % (args.model, count, parameters))
+    model = make_model(args.model)
+    patch, dim, depth, _, parameters = PRESETS[args.model]
     optimizer, kind = make_adamw(model, 1e-3, 0.05, args.optimizer)
     images, labels = torch.randn(args.batch_size, 3, 224, 224), torch.randint(CLASSES, (args.batch_size,))
     seconds = []
@@ -70,7 +76,7 @@ def main():
     median, flops = statistics.median(seconds), step_flops(args.batch_size, patch, dim, depth)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
     rate = max(result["matmul_gflops"], matmul_rate())
-    result.update(matmul_gflops=rate, model=args.model, parameters=count, batch_size=args.batch_size,
+    result.update(matmul_gflops=rate, model=args.model, parameters=parameters, batch_size=args.batch_size,
                   precision=args.precision, optimizer=kind, loss=loss.item(), seconds=seconds,
                   median_seconds=median, images_per_s=args.batch_size / median, flops_per_step=flops,
                   gflops=flops / median / 1e9, share_of_matmul_rate=flops / median / 1e9 / rate,

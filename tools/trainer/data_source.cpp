@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/tools/trainer/data_source.h>
 
+#include <sherd/kernels/elementwise.h>
 #include <sherd/runtime/data/idx.h>
 #include <sherd/runtime/data/synthetic.h>
 #include <sherd/runtime/suggest.h>
@@ -104,7 +105,7 @@ DataSource open_data(const TrainSettings& settings, DataParts parts) {
 }
 
 BatchLoaderOptions loader_options(const TrainSettings& settings, const DataSource& data,
-                                  std::int64_t batch_size, bool shuffle) {
+                                  std::int64_t batch_size, bool shuffle, int rank, int ranks) {
   check_range("--workers", settings.workers, 0, 64);
   BatchLoaderOptions options;
   options.batch_size = batch_size;
@@ -115,6 +116,8 @@ BatchLoaderOptions loader_options(const TrainSettings& settings, const DataSourc
   options.mean = data.mean;
   options.stddev = data.stddev;
   options.f64 = dtype_from_name(settings.dtype) == DType::f64;
+  options.rank = rank;
+  options.ranks = ranks;
   return options;
 }
 
@@ -130,6 +133,13 @@ void InputBuffers::stage_shape(std::int64_t count) {
               count, capacity());
   images_ = all_images_.slice(0, 0, count);
   labels_ = all_labels_.slice(0, 0, count);
+}
+
+void InputBuffers::stage_blank() {
+  stage_shape(1);
+  fill(images_, 0.0);
+  const std::int64_t label = 0;
+  if (!labels_.context().is_meta()) labels_.copy_from_host(&label, sizeof label);
 }
 
 void InputBuffers::stage(const Batch& batch, std::int64_t begin, std::int64_t count) {

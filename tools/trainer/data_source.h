@@ -25,9 +25,10 @@ enum class DataParts : std::uint8_t { train_and_test, test };
 SHERD_API DataSource open_data(const TrainSettings& settings,
                                DataParts parts = DataParts::train_and_test);
 
-// The loader options shared by training and evaluation.
+// The loader options shared by training and evaluation, for one rank; batch_size is that of all.
 SHERD_API BatchLoaderOptions loader_options(const TrainSettings& settings, const DataSource& data,
-                                            std::int64_t batch_size, bool shuffle);
+                                            std::int64_t batch_size, bool shuffle, int rank = 0,
+                                            int ranks = 1);
 
 // Device memory for one forward pass, allocated once and used for every batch.
 class SHERD_API InputBuffers {
@@ -39,6 +40,8 @@ class SHERD_API InputBuffers {
   void stage(const Batch& batch, std::int64_t begin, std::int64_t count);
   // The same for `count` samples with no values: on meta, and for timing.
   void stage_shape(std::int64_t count);
+  // One black image with label 0, for a rank that takes part without a sample.
+  void stage_blank();
 
   std::int64_t capacity() const { return all_labels_.dim(0); }
   const Tensor& images() const { return images_; }  // [count, C, H, W]

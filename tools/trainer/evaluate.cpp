@@ -5,6 +5,8 @@
 #include <sherd/kernels/cross_entropy.h>
 #include <sherd/runtime/exact_sum.h>
 
+#include <algorithm>
+
 namespace sherd {
 namespace {
 
@@ -16,33 +18,60 @@ void add_all(const Tensor& row_loss, ExactSum& total) {
   }
 }
 
+bool stop(bool mine, Communicator* world) {
+  if (world == nullptr) return mine;
+  std::int32_t any = mine ? 1 : 0;
+  world->all_reduce(&any, 1, DType::i32, ReduceOp::max, "evaluation: shall it stop");
+  return any != 0;
+}
+
+void sum_over_ranks(Communicator& world, ExactSum& loss, std::int64_t& correct) {
+  ExactSum::Words words = loss.words();
+  world.all_reduce(words.data(), ExactSum::kWords, DType::i64, ReduceOp::sum, "evaluation: loss");
+  world.all_reduce(&correct, 1, DType::i64, ReduceOp::sum, "evaluation: correct answers");
+  loss = ExactSum::from_words(words);
+}
+
 }  // namespace
 
 EvaluationResult evaluate(Context& context, Module& model,
                           const std::shared_ptr<const ImageDataset>& dataset,
                           BatchLoaderOptions options,
-                          const std::function<bool(std::int64_t)>& progress) {
+                          const std::function<bool(std::int64_t)>& progress, Communicator* world) {
   options.shuffle = false;
   options.drop_last = false;
   const DType dtype = options.f64 ? DType::f64 : DType::f32;
   BatchLoader loader(dataset, options);
-  InputBuffers inputs(context, *dataset, options.batch_size, dtype);
+  const std::int64_t capacity =
+      rank_slice(std::min(options.batch_size, dataset->size()), options.rank, options.ranks).size;
+  InputBuffers inputs(context, *dataset, std::max<std::int64_t>(1, capacity), dtype);
   const NoGradScope no_grad(context);
   const bool was_training = model.training();
   model.set_training(false);
-  EvaluationResult result;
+  std::int64_t seen = 0, correct = 0;
   ExactSum loss;
   loader.start_epoch(0);
   while (const Batch* batch = loader.next()) {
-    inputs.stage(*batch, 0, batch->size);
+    // A rank without samples still takes part in what the forward pass says to the others.
+    if (batch->size > 0) {
+      inputs.stage(*batch, 0, batch->size);
+    } else {
+      inputs.stage_blank();
+    }
     const Tensor logits = model(inputs.images()).tensor();
-    add_all(cross_entropy_forward(logits, {inputs.labels(), {}, 0.0}).row_loss, loss);
-    result.correct += count_correct(logits, inputs.labels());
-    result.samples += batch->size;
-    if (progress && !progress(result.samples)) break;
+    if (batch->size > 0) {
+      add_all(cross_entropy_forward(logits, {inputs.labels(), {}, 0.0}).row_loss, loss);
+      correct += count_correct(logits, inputs.labels());
+    }
+    seen += batch->global_size;
+    if (stop(progress && !progress(seen), world)) break;
   }
   model.set_training(was_training);
-  if (result.samples > 0) result.loss = loss.value() / static_cast<double>(result.samples);
+  EvaluationResult result;
+  result.samples = seen;
+  result.correct = correct;
+  if (world != nullptr) sum_over_ranks(*world, loss, result.correct);
+  if (seen > 0) result.loss = loss.value() / static_cast<double>(seen);
   return result;
 }
 

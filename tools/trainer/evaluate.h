@@ -2,6 +2,7 @@
 // Evaluation: top-1 accuracy and mean loss over a data set, in file order.
 #pragma once
 
+#include <sherd/comm/communicator.h>
 #include <sherd/models/module.h>
 #include <sherd/tools/trainer/data_source.h>
 
@@ -17,10 +18,13 @@ struct EvaluationResult {
   }
 };
 
-// `progress(done)` is called after each batch; returning false stops early.
+// `progress(done)` is called after each batch; returning false, on any rank, stops early. With
+// several ranks each takes the part of every batch that `options` name, all call this together, and
+// all get the result of all samples.
 SHERD_API EvaluationResult evaluate(Context& context, Module& model,
                                     const std::shared_ptr<const ImageDataset>& dataset,
                                     BatchLoaderOptions options,
-                                    const std::function<bool(std::int64_t)>& progress = {});
+                                    const std::function<bool(std::int64_t)>& progress = {},
+                                    Communicator* world = nullptr);
 
 }  // namespace sherd

@@ -4,12 +4,12 @@
 #include <sherd/autograd/tape.h>
 #include <sherd/kernels/elementwise.h>
 #include <sherd/models/vit.h>
-#include <sherd/models/weights.h>
 #include <sherd/runtime/data/idx.h>
 #include <sherd/runtime/io/file.h>
 #include <sherd/runtime/io/safetensors.h>
 #include <sherd/runtime/suggest.h>
-#include <sherd/tools/trainer/training_step.h>
+#include <sherd/tools/trainer/ranks.h>
+#include <sherd/tools/trainer/train.h>
 
 #include <algorithm>
 #include <cmath>
@@ -226,20 +226,21 @@ double relative_error(double value, double given) {
   return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
 }
 
-void compare_weights(const Module& model, const std::string& path, GoldenResult& result) {
+void compare_weights(const Module& model, ShardingEngine& engine, const std::string& path,
+                     GoldenResult& result) {
   result.weights_compared = true;
   const SafetensorsFile file = SafetensorsFile::open(path);
   SHERD_CHECK(file.entries().size() == model.parameters().size(),
               "{}: holds {} tensors, the model has {} parameters", path, file.entries().size(),
               model.parameters().size());
-  for (const Parameter* parameter : model.parameters()) {
-    const SafetensorsEntry* entry = file.find(parameter->name());
-    SHERD_CHECK(
-        entry != nullptr && entry->shape == parameter->shape() && entry->dtype == DType::f64,
-        "{}: expected '{}' as F64 {}", path, parameter->name(), parameter->shape().to_string());
-    std::vector<double> given(static_cast<std::size_t>(parameter->numel()));
+  engine.visit_parameters([&](Parameter& parameter) {
+    const SafetensorsEntry* entry = file.find(parameter.name());
+    SHERD_CHECK(entry != nullptr && entry->shape == parameter.shape() && entry->dtype == DType::f64,
+                "{}: expected '{}' as F64 {}", path, parameter.name(),
+                parameter.shape().to_string());
+    std::vector<double> given(static_cast<std::size_t>(parameter.numel()));
     std::memcpy(given.data(), file.bytes(*entry).data(), given.size() * sizeof(double));
-    const Tensor& data = parameter->data();
+    const Tensor& data = parameter.data();
     std::vector<double> values;
     if (data.dtype() == DType::f64) {
       values = data.to_vector<double>();
@@ -252,9 +253,57 @@ void compare_weights(const Module& model, const std::string& path, GoldenResult&
       if (error <= result.worst_weight_error) continue;  // a NaN falls through
       result.worst_weight_error =
           std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
-      result.worst_weight = fmt::format("{}[{}]", parameter->name(), i);
+      result.worst_weight = fmt::format("{}[{}]", parameter.name(), i);
     }
+  });
+}
+
+GoldenResult run_rank(const GoldenOptions& options, Communicator& world,
+                      const std::function<void(const GoldenStep&)>& on_step) {
+  Golden golden = read_golden(options);
+  const std::string final_weights = golden.path("final_float64.safetensors");
+  const bool has_final = std::filesystem::exists(final_weights);
+  SHERD_CHECK(has_final || options.weight_tolerance < 0.0,
+              "--weight-tolerance: there is no {} to compare with", final_weights);
+  Context context(rank_context_options(options.ranks, world));
+  VisionTransformer model(golden.model);
+  ShardingEngine engine(model, context, world, options.dtype,
+                        sharding_options(options.ranks, world.size()));
+  TrainSettings weights;
+  weights.weights = golden.path("initial.safetensors");
+  make_weights(weights, model, engine);
+  const std::unique_ptr<Optimizer> optimizer =
+      golden.use_sgd ? make_sgd(golden.sgd) : make_adamw(golden.adamw);
+  TrainingStep step(context, model, engine, *optimizer, golden.step);
+  golden.loader.rank = world.rank();
+  golden.loader.ranks = world.size();
+  BatchLoader loader(golden.dataset, golden.loader);
+  const std::int64_t capacity =
+      rank_slice(golden.loader.batch_size, world.rank(), world.size()).size;
+  InputBuffers inputs(context, *golden.dataset, std::max<std::int64_t>(1, capacity), options.dtype);
+
+  GoldenResult result;
+  std::int64_t epoch = 0;
+  loader.start_epoch(epoch);
+  for (GoldenStep& given : golden.steps) {
+    const Batch* batch = loader.next();
+    if (batch == nullptr) {
+      loader.start_epoch(++epoch);
+      batch = loader.next();
+    }
+    const StepResult now = step.run(inputs, *batch);
+    given.lr = now.lr;
+    given.loss = now.loss;
+    given.grad_norm = now.grad_norm;
+    given.error = std::max({relative_error(now.lr, given.given_lr),
+                            relative_error(now.loss, given.given_loss),
+                            relative_error(now.grad_norm, given.given_grad_norm)});
+    result.worst_error = std::max(result.worst_error, given.error);
+    ++result.steps;
+    if (world.rank() == 0) on_step(given);
   }
+  if (has_final) compare_weights(model, engine, final_weights, result);
+  return result;
 }
 
 }  // namespace
@@ -306,41 +355,12 @@ GoldenResult run_golden(const GoldenOptions& options,
                                                          : 1e-4;
   SHERD_CHECK(options.dtype == DType::f64 || options.dtype == DType::f32,
               "--dtype {}: a golden run computes in f32 or f64", name_of(options.dtype));
-  Golden golden = read_golden(options);
-  const std::string final_weights = golden.path("final_float64.safetensors");
-  const bool has_final = std::filesystem::exists(final_weights);
-  SHERD_CHECK(has_final || options.weight_tolerance < 0.0,
-              "--weight-tolerance: there is no {} to compare with", final_weights);
-  Context context({.threads = options.threads});
-  VisionTransformer model(golden.model);
-  load_weights(model, context, options.dtype, golden.path("initial.safetensors"));
-  const std::unique_ptr<Optimizer> optimizer =
-      golden.use_sgd ? make_sgd(golden.sgd) : make_adamw(golden.adamw);
-  TrainingStep step(context, model, *optimizer, golden.step);
-  BatchLoader loader(golden.dataset, golden.loader);
-  InputBuffers inputs(context, *golden.dataset, golden.loader.batch_size, options.dtype);
-
+  sharding_options(options.ranks, planned_ranks(options.ranks));
   GoldenResult result;
-  std::int64_t epoch = 0;
-  loader.start_epoch(epoch);
-  for (GoldenStep& given : golden.steps) {
-    const Batch* batch = loader.next();
-    if (batch == nullptr) {
-      loader.start_epoch(++epoch);
-      batch = loader.next();
-    }
-    const StepResult now = step.run(inputs, *batch);
-    given.lr = now.lr;
-    given.loss = now.loss;
-    given.grad_norm = now.grad_norm;
-    given.error = std::max({relative_error(now.lr, given.given_lr),
-                            relative_error(now.loss, given.given_loss),
-                            relative_error(now.grad_norm, given.given_grad_norm)});
-    result.worst_error = std::max(result.worst_error, given.error);
-    ++result.steps;
-    on_step(given);
-  }
-  if (has_final) compare_weights(model, final_weights, result);
+  run_on_ranks(options.ranks, [&](Communicator& world) {
+    const GoldenResult mine = run_rank(options, world, on_step);
+    if (world.rank() == 0) result = mine;
+  });
   result.weight_tolerance = options.weight_tolerance >= 0.0 ? options.weight_tolerance
                             : options.dtype == DType::f64   ? 1e-8
                                                             : -1.0;

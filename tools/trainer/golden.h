@@ -7,6 +7,7 @@
 #include <sherd/models/module.h>
 #include <sherd/runtime/data/batch_loader.h>
 #include <sherd/runtime/dtype.h>
+#include <sherd/tools/trainer/settings.h>
 
 #include <cstdint>
 #include <functional>
@@ -23,7 +24,7 @@ struct GoldenOptions {
   // Largest absolute difference of a final weight. Negative: 1e-8 in fp64, not checked in fp32
   // (where AdamW turns the rounding noise of gradients that are zero in theory into updates).
   double weight_tolerance = -1.0;
-  int threads = 0;
+  TrainSettings ranks;  // its [sharding] and threads are used
 };
 
 struct GoldenStep {
@@ -44,8 +45,10 @@ struct GoldenResult {
   bool passed = false;
 };
 
-// Runs all steps, calling on_step after each. Throws on a folder that cannot be used; a field of
-// golden.json that it does not know is an error too, since it might change the result.
+// Runs all steps on the ranks of the settings or of the launcher, calling on_step after each, on
+// rank 0 alone; under a launcher only the first process gets a result. Throws on a folder that
+// cannot be used; a field of golden.json that it does not know is an error too, since it might
+// change the result.
 SHERD_API GoldenResult run_golden(const GoldenOptions& options,
                                   const std::function<void(const GoldenStep&)>& on_step);
 

@@ -40,7 +40,7 @@ std::string suggestion(const std::string& key) {
   if (!hint.starts_with("; known")) return hint;
   const std::string by_name = did_you_mean(key.substr(key.find('.') + 1), names);
   if (!by_name.starts_with("; known")) return by_name;
-  return section.empty() ? "; sections: model, data, optimizer, schedule, run"
+  return section.empty() ? "; sections: model, data, optimizer, schedule, sharding, run"
                          : did_you_mean("", section);
 }
 
@@ -157,16 +157,35 @@ const std::vector<Setting>& setting_table() {
       {"schedule.warmup_epochs", &T::warmup_epochs,
        "length of the linear warm-up; up to 1, at most half of the run"},
       {"schedule.warmup_steps", &T::warmup_steps, "the same in steps; -1: by warmup_epochs"},
+      {"sharding.ranks", &T::ranks,
+       "ranks as threads of this process; under mpiexec leave it out, each process is a rank"},
+      {"sharding.shard", &T::shard,
+       "none (ddp), zero1, zero2, grad_op, zero3 (fsdp), hybrid (hsdp), or auto: zero3 with "
+       "several "
+       "ranks"},
+      {"sharding.mesh", &T::mesh,
+       "arrangement of the ranks, such as replicate=2,shard=4; empty: shard over all"},
+      {"sharding.unit", &T::unit,
+       "what is gathered as one: block, model, or params:N (at least N parameters)"},
+      {"sharding.reshard_after_forward", &T::reshard_after_forward,
+       "yes, no, or K: keep 1/K inside groups of K ranks; empty: by the policy"},
+      {"sharding.prefetch", &T::prefetch, "units gathered ahead of the one that computes"},
+      {"sharding.persist_below", &T::persist_below, "parameters with fewer elements stay gathered"},
+      {"sharding.reduce_every", &T::reduce_every,
+       "step: sum gradients over ranks once a step; micro: after each micro-batch, which holds "
+       "less"},
       {"run.epochs", &T::epochs, "passes over the training images"},
       {"run.max_steps", &T::max_steps,
        "stop (and end the schedule) after this many steps; 0: by epochs"},
-      {"run.batch_size", &T::batch_size, "samples of one optimizer step"},
-      {"run.micro_batch", &T::micro_batch, "samples of one forward pass; 0: the whole batch"},
+      {"run.batch_size", &T::batch_size, "samples of one optimizer step, over all ranks"},
+      {"run.micro_batch", &T::micro_batch,
+       "samples of one rank's forward pass; 0: its whole part of the batch"},
       {"run.device", &T::device, "cpu; bench takes meta too, which plans and computes nothing"},
       {"run.dtype", &T::dtype, "f32 or f64"},
       {"run.memory_limit", &T::memory_limit,
        "most memory to reserve, such as 6GiB; empty: no limit"},
-      {"run.threads", &T::threads, "CPU threads of the kernels; 0: OMP_NUM_THREADS, or all"},
+      {"run.threads", &T::threads,
+       "CPU threads of a rank's kernels; 0: its part of OMP_NUM_THREADS, or of all"},
       {"run.seed", &T::seed, "of initial weights, data order and dropout"},
       {"run.out", &T::out, "folder of the results; empty: runs/DATASET-TIME"},
       {"run.trace", &T::trace, "write a Chrome trace of the first 10 steps to this new file"},
@@ -309,6 +328,7 @@ void check_used(const TrainSettings& s, const Assignments& given) {
       {"optimizer.momentum", !adamw, "--optimizer sgd"},
       {"optimizer.nesterov", !adamw, "--optimizer sgd"},
       {"schedule.min_lr", s.schedule != "constant", "a schedule that decays"},
+      {"sharding.reduce_every", s.micro_batch > 0, "--micro-batch"},
       {"schedule.warmup_epochs", s.warmup_steps < 0, "no --warmup-steps beside it"},
   };
   for (const auto& [key, value] : given) {

@@ -41,6 +41,9 @@ struct TrainSettings {
   std::string schedule = "cosine";
   double min_lr = 0.0, warmup_epochs = 1.0;
   std::int64_t warmup_steps = -1;  // -1: by warmup_epochs
+  // [sharding]
+  std::int64_t ranks = 1, prefetch = 1, persist_below = 0;
+  std::string shard = "auto", mesh, unit = "block", reshard_after_forward, reduce_every = "step";
   // [run]
   std::int64_t epochs = 10, max_steps = 0, batch_size = 128, micro_batch = 0;
   std::string device = "cpu", dtype = "f32", memory_limit;

@@ -4,6 +4,7 @@
 #include <sherd/models/weights.h>
 #include <sherd/runtime/io/file.h>
 #include <sherd/runtime/io/trace_file.h>
+#include <sherd/tools/trainer/ranks.h>
 
 #include <algorithm>
 #include <chrono>
@@ -11,6 +12,8 @@
 #include <ctime>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <optional>
+#include <sstream>
 
 namespace sherd {
 namespace {
@@ -55,38 +58,58 @@ json number(double value) {
 
 class Run {
  public:
-  Run(const TrainSettings& settings, TrainObserver& observer)
+  Run(const TrainSettings& settings, const DataSource& data, Communicator& world,
+      TrainObserver& observer)
       : settings_(settings),
         observer_(observer),
-        data_(open_data(settings)),
+        world_(world),
+        data_(data),
         model_(model_settings(settings, data_.train->channels(), data_.train->height(),
                               data_.train->width(), data_.train->classes())),
-        context_(context_options(settings)),
+        context_(options_of_context()),
+        engine_(model_, context_, world, training_dtype(settings),
+                sharding_options(settings, world.size())),
         optimizer_(make_optimizer(settings)) {}
 
   // Everything that can be refused is refused before the first file is made.
   TrainOutcome run() {
     plan();
     prepare();
-    claim_files();
+    agree_on_errors(world_, is_first() ? message_of([&] { claim_files(); }) : std::string());
+    if (!settings_.trace.empty()) context_.trace().enable();
     try {
-      log_ = std::make_unique<JsonLinesLog>(outcome_.log_path, JsonLinesLog::Mode::truncate);
-      log_start();
-      observer_.on_start(info_);
+      agree_on_errors(world_, is_first() ? message_of([&] { start_log(); }) : std::string());
       train_epochs();
       finish();
+    } catch (const AgreedError& error) {
+      give_up_together(error.what());
     } catch (const std::exception& error) {
-      give_up(error.what());
+      give_up_alone(error.what());
     }
     return outcome_;
   }
 
  private:
+  bool is_first() const { return world_.rank() == 0; }
+
+  ContextOptions options_of_context() const {
+    ContextOptions options = rank_context_options(settings_, world_);
+    options.trace_origin = common_trace_origin(world_);
+    return options;
+  }
+
+  // What went wrong on this rank alone, for the others to hear of.
+  static std::string message_of(const std::function<void()>& work) {
+    try {
+      work();
+    } catch (const std::exception& error) {
+      return error.what();
+    }
+    return {};
+  }
+
   void plan() {
-    SHERD_CHECK(!context_.is_meta(),
-                "--device meta computes no numbers, so it cannot train; see sherd bench step");
-    check_range("--batch-size", settings_.batch_size, 1, 1 << 24);
-    check_range("--micro-batch", settings_.micro_batch, 0, settings_.batch_size);
+    check_batch(settings_, world_.size());
     check_range("--epochs", settings_.epochs, 1, 1'000'000);
     check_range("--max-steps", settings_.max_steps, 0, std::int64_t{1} << 40);
     check_range("--log-every", settings_.log_every, 1, std::int64_t{1} << 40);
@@ -94,6 +117,11 @@ class Run {
     const std::int64_t images = data_.train->size();
     info_.train_images = images;
     info_.test_images = data_.test->size();
+    std::vector<std::string> lines{
+        fmt::format("{} training and {} test images", info_.train_images, info_.test_images)};
+    std::istringstream text(settings_to_toml(settings_));
+    for (std::string line; std::getline(text, line);) lines.push_back(line);
+    check_same(world_, lines, "were started with different data or settings");
     info_.steps_per_epoch = (images + settings_.batch_size - 1) / settings_.batch_size;
     info_.total_steps = info_.steps_per_epoch * settings_.epochs;
     if (settings_.max_steps > 0) {
@@ -102,18 +130,23 @@ class Run {
     info_.epochs = (info_.total_steps + info_.steps_per_epoch - 1) / info_.steps_per_epoch;
     info_.parameters = model_.parameter_count();
     info_.threads = context_.threads();
+    info_.ranks = world_.size();
+    info_.sharding = describe_ranks(settings_, world_);
   }
 
   void prepare() {
     const LrSchedule schedule = lr_schedule(settings_, info_.steps_per_epoch, info_.total_steps);
-    make_weights(settings_, context_, model_);
-    step_ = std::make_unique<TrainingStep>(context_, model_, *optimizer_,
+    make_weights(settings_, model_, engine_);
+    step_ = std::make_unique<TrainingStep>(context_, model_, engine_, *optimizer_,
                                            step_settings(settings_, schedule));
     loader_ = std::make_unique<BatchLoader>(
-        data_.train, loader_options(settings_, data_, settings_.batch_size, settings_.shuffle));
-    const std::int64_t capacity = settings_.micro_batch > 0
-                                      ? settings_.micro_batch
-                                      : std::min(settings_.batch_size, info_.train_images);
+        data_.train, loader_options(settings_, data_, settings_.batch_size, settings_.shuffle,
+                                    world_.rank(), world_.size()));
+    const std::int64_t largest = std::min(settings_.batch_size, info_.train_images);
+    const std::int64_t capacity =
+        settings_.micro_batch > 0
+            ? settings_.micro_batch
+            : std::max<std::int64_t>(1, rank_slice(largest, world_.rank(), world_.size()).size);
     inputs_ = std::make_unique<InputBuffers>(context_, *data_.train, capacity,
                                              dtype_from_name(settings_.dtype));
   }
@@ -155,8 +188,16 @@ class Run {
         std::filesystem::remove(outcome_.config_path);
         throw;
       }
-      context_.trace().enable();
     }
+  }
+
+  // Rank 0 writes to the path given, the others beside it.
+  std::string trace_path() const {
+    if (is_first()) return settings_.trace;
+    const std::filesystem::path path(settings_.trace);
+    const std::string name =
+        fmt::format("{}-rank{}{}", path.stem().string(), world_.rank(), path.extension().string());
+    return (path.parent_path() / name).string();
   }
 
   static bool same_path(const std::string& a, const std::string& b) {
@@ -167,7 +208,8 @@ class Run {
   void check_space() const {
     std::int64_t bytes = 1 << 20;
     for (const Parameter* parameter : model_.parameters()) {
-      bytes += parameter->numel() * static_cast<std::int64_t>(size_of(parameter->data().dtype()));
+      bytes +=
+          parameter->numel() * static_cast<std::int64_t>(size_of(dtype_from_name(settings_.dtype)));
     }
     std::error_code error;
     const std::filesystem::space_info space = std::filesystem::space(info_.out, error);
@@ -178,17 +220,48 @@ class Run {
                 format_bytes(bytes));
   }
 
+  void start_log() {
+    log_ = std::make_unique<JsonLinesLog>(outcome_.log_path, JsonLinesLog::Mode::truncate);
+    log_start();
+    observer_.on_start(info_);
+  }
+
   // A run that fails keeps what it has learnt; one that fails before its first step leaves no
   // trace, so that the corrected command can be repeated.
-  [[noreturn]] void give_up(const std::string& reason) {
+  void remove_files() {
+    log_.reset();
+    if (!is_first()) return;
+    for (const std::string& path : {outcome_.config_path, outcome_.log_path, settings_.trace}) {
+      std::error_code ignored;
+      if (!path.empty()) std::filesystem::remove(path, ignored);
+    }
+  }
+
+  // All ranks have come here for the same reason, so they can save the weights together.
+  [[noreturn]] void give_up_together(const std::string& reason) {
     if (step_->steps_done() == 0) {
-      log_.reset();
-      for (const std::string& path : {outcome_.config_path, outcome_.log_path, settings_.trace}) {
-        std::error_code ignored;
-        if (!path.empty()) std::filesystem::remove(path, ignored);
-      }
+      remove_files();
+      throw AgreedError(reason);
+    }
+    engine_.abandon_step();
+    throw AgreedError(reason + rescue_weights());
+  }
+
+  // This rank has failed, or heard that another has. What is spread over the ranks is lost.
+  [[noreturn]] void give_up_alone(const std::string& reason) {
+    world_.abort(world_.size() == 1 ? reason : fmt::format("rank {}: {}", world_.rank(), reason));
+    if (step_->steps_done() == 0) {
+      remove_files();
       fail("{}", reason);
     }
+    if (!is_first()) fail("{}", reason);
+    if (engine_.replicated()) fail("{}{}", reason, rescue_weights());
+    log_error(reason);
+    fail("{} (the weights of {} steps are lost, they were spread over ranks that have stopped)",
+         reason, step_->steps_done());
+  }
+
+  std::string rescue_weights() {
     const std::string rescue = in_out("model-before-error.safetensors");
     std::string saved;
     try {
@@ -197,12 +270,32 @@ class Run {
     } catch (const Error& error) {
       saved = fmt::format(" (and the weights could not be saved: {})", error.what());
     }
+    return saved;
+  }
+
+  void log_error(const std::string& reason) {
+    if (!is_first()) return;
     try {
       log_->write(
           json{{"event", "error"}, {"steps", step_->steps_done()}, {"error", reason}}.dump());
     } catch (const Error&) {  // the log may be what failed
     }
-    fail("{}{}", reason, saved);
+  }
+
+  // What a rank does by itself between steps may fail without leaving the others waiting: they hear
+  // of it at the next step.
+  void by_itself(const std::function<void()>& work) {
+    const std::string message = message_of(work);
+    if (failure_.empty()) failure_ = message;
+  }
+
+  // Before each step: shall all go on? Throws an AgreedError where a rank has failed.
+  bool all_go_on() {
+    std::int32_t worst = !failure_.empty() ? 2 : stop_wanted_ ? 1 : 0;
+    world_.all_reduce(&worst, 1, DType::i32, ReduceOp::max, "shall the run go on");
+    if (worst == 2) agree_on_errors(world_, failure_);
+    outcome_.stopped = worst == 1;
+    return worst == 0;
   }
 
   void train_epochs() {
@@ -221,43 +314,39 @@ class Run {
         info.evaluated = !outcome_.stopped;
         if (info.evaluated) outcome_.test = info.test;
       }
-      log_epoch(info);
-      observer_.on_epoch(info);
+      by_itself([&] {
+        log_epoch(info);
+        observer_.on_epoch(info);
+      });
     }
+    all_go_on();  // what failed last is heard of here
     outcome_.steps = step_->steps_done();
     outcome_.images_per_second = static_cast<double>(images_done) / outcome_.train_seconds;
   }
 
   std::int64_t train_epoch(std::int64_t epoch, EpochInfo* info) {
     const auto epoch_start = Clock::now();
-    auto window_start = epoch_start;
-    double loss_sum = 0.0, wait = 0.0;
-    std::int64_t samples = 0, window_samples = 0, in_epoch = 0;
-    loader_->start_epoch(epoch);
-    while (step_->steps_done() < info_.total_steps && !outcome_.stopped) {
+    Window window{epoch_start};
+    double loss_sum = 0.0;
+    std::int64_t samples = 0, in_epoch = 0;
+    by_itself([&] { loader_->start_epoch(epoch); });
+    // All ranks take as many batches: the count follows from the settings alone.
+    while (step_->steps_done() < info_.total_steps && in_epoch < info_.steps_per_epoch) {
       const auto wait_start = Clock::now();
-      const Batch* batch = loader_->next();
-      wait += seconds_since(wait_start);
-      if (batch == nullptr) break;
+      const Batch* batch = nullptr;
+      by_itself([&] { batch = loader_->next(); });
+      window.wait += seconds_since(wait_start);
+      if (!all_go_on()) break;
+      SHERD_INTERNAL_CHECK(batch != nullptr, "epoch {} ended after {} batches", epoch, in_epoch);
+      const std::int64_t size = batch->global_size;
       StepInfo now;
       now.result = step_->run(*inputs_, *batch);
       now.epoch = epoch;
       now.step_in_epoch = in_epoch++;
-      samples += batch->size;
-      window_samples += batch->size;
-      loss_sum += now.result.loss * static_cast<double>(batch->size);
-      now.images_per_second = static_cast<double>(window_samples) / seconds_since(window_start);
-      now.data_wait = wait;
-      const std::int64_t done = step_->steps_done();
-      if (done == kTracedSteps || done == info_.total_steps) write_trace();
-      if (done % settings_.log_every == 0 || done == info_.total_steps) {
-        log_step(now);
-        window_start = Clock::now();
-        window_samples = 0;
-        wait = 0.0;
-      }
-      observer_.on_step(now);
-      outcome_.stopped = observer_.should_stop();
+      samples += size;
+      window.samples += size;
+      loss_sum += now.result.loss * static_cast<double>(size);
+      by_itself([&] { after_step(now, window); });
     }
     info->seconds = seconds_since(epoch_start);
     info->train_loss = samples > 0 ? loss_sum / static_cast<double>(samples) : 0.0;
@@ -265,19 +354,48 @@ class Run {
     return samples;
   }
 
+  // Since the last line of the log.
+  struct Window {
+    Clock::time_point start;
+    double wait = 0.0;
+    std::int64_t samples = 0;
+  };
+
+  void after_step(StepInfo& now, Window& window) {
+    now.images_per_second = static_cast<double>(window.samples) / seconds_since(window.start);
+    now.data_wait = window.wait;
+    const std::int64_t done = step_->steps_done();
+    if (done == kTracedSteps || done == info_.total_steps) write_trace();
+    if (done % settings_.log_every == 0 || done == info_.total_steps) {
+      log_step(now);
+      window = Window{Clock::now()};
+    }
+    observer_.on_step(now);
+    stop_wanted_ = observer_.should_stop();
+  }
+
   EvaluationResult evaluate_now() {
     const std::int64_t batch = std::min<std::int64_t>(settings_.batch_size, data_.test->size());
-    return evaluate(context_, model_, data_.test, loader_options(settings_, data_, batch, false),
-                    [&](std::int64_t done) {
-                      observer_.on_evaluate(done, info_.test_images);
-                      outcome_.stopped = outcome_.stopped || observer_.should_stop();
-                      return !outcome_.stopped;
-                    });
+    std::int64_t seen = 0;
+    const EvaluationResult result = evaluate(
+        context_, model_, data_.test,
+        loader_options(settings_, data_, batch, false, world_.rank(), world_.size()),
+        [&](std::int64_t done) {
+          seen = done;
+          by_itself([&] {
+            observer_.on_evaluate(done, info_.test_images);
+            stop_wanted_ = stop_wanted_ || observer_.should_stop();
+          });
+          return !stop_wanted_ && failure_.empty();
+        },
+        &world_);
+    if (seen < data_.test->size()) all_go_on();
+    return result;
   }
 
   void finish() {
     save(outcome_.weights_path);
-    write_trace();
+    by_itself([&] { write_trace(); });
     const Ledger& ledger = context_.ledger();
     outcome_.info = info_;
     outcome_.at_peak = ledger.at_peak();
@@ -285,6 +403,13 @@ class Run {
     outcome_.peak_bytes = ledger.peak_total();
     outcome_.peak_reserved_bytes =
         static_cast<std::int64_t>(context_.allocator().peak_reserved_bytes());
+    outcome_.exposed_seconds = engine_.exposed_seconds();
+    by_itself([&] { log_end(); });
+    all_go_on();
+  }
+
+  void log_end() {
+    if (!is_first()) return;
     log_->write(json{{"event", "end"},
                      {"stopped", outcome_.stopped},
                      {"steps", outcome_.steps},
@@ -297,16 +422,14 @@ class Run {
                     .dump());
   }
 
-  void save(const std::string& path) const {
-    save_weights(model_, path, {{"format", "pt"}, {"producer", "sherd " + version()}});
-  }
+  void save(const std::string& path) { save_sharded(model_, engine_, path); }
 
   // A trace that cannot be written is no reason to stop training.
   void write_trace() {
     if (!context_.trace().enabled()) return;
     context_.trace().enable(false);
     try {
-      sherd::write_trace(context_.trace(), settings_.trace);
+      sherd::write_trace(context_.trace(), trace_path());
     } catch (const Error& error) {
       observer_.on_warning(error.what());
     }
@@ -316,6 +439,8 @@ class Run {
     log_->write(json{{"event", "start"},
                      {"version", version()},
                      {"build", build_description()},
+                     {"ranks", info_.ranks},
+                     {"sharding", info_.sharding},
                      {"threads", info_.threads},
                      {"parameters", info_.parameters},
                      {"train_images", info_.train_images},
@@ -327,6 +452,7 @@ class Run {
   }
 
   void log_step(const StepInfo& now) {
+    if (!is_first()) return;
     log_->write(json{{"event", "step"},
                      {"epoch", now.epoch},
                      {"step", now.result.step},
@@ -335,12 +461,14 @@ class Run {
                      {"grad_norm", number(now.result.grad_norm)},
                      {"images_per_second", number(now.images_per_second)},
                      {"data_wait", now.data_wait},
+                     {"exposed_communication", engine_.exposed_seconds()},
                      {"live_bytes", context_.ledger().live_total()},
                      {"peak_bytes", context_.ledger().peak_total()}}
                     .dump());
   }
 
   void log_epoch(const EpochInfo& info) {
+    if (!is_first()) return;
     json line{{"event", "epoch"},
               {"epoch", info.epoch},
               {"train_loss", number(info.train_loss)},
@@ -357,16 +485,20 @@ class Run {
 
   TrainSettings settings_;
   TrainObserver& observer_;
+  Communicator& world_;
   DataSource data_;
   VisionTransformer model_;
   Context context_;
+  ShardingEngine engine_;
   std::unique_ptr<Optimizer> optimizer_;
   std::unique_ptr<TrainingStep> step_;
   std::unique_ptr<BatchLoader> loader_;
   std::unique_ptr<InputBuffers> inputs_;
   RunInfo info_;
   TrainOutcome outcome_;
-  std::unique_ptr<JsonLinesLog> log_;
+  std::unique_ptr<JsonLinesLog> log_;  // of rank 0
+  std::string failure_;                // of this rank, which the others have not heard of yet
+  bool stop_wanted_ = false;
 };
 
 }  // namespace
@@ -374,7 +506,36 @@ class Run {
 TrainObserver::~TrainObserver() = default;
 
 TrainOutcome train(const TrainSettings& settings, TrainObserver& observer) {
-  return Run(settings, observer).run();
+  // Refused before anything is read.
+  SHERD_CHECK(device_from_name(settings.device) != Device::meta,
+              "--device meta computes no numbers, so it cannot train; see sherd bench step");
+  sharding_options(settings, planned_ranks(settings));
+  // Threads share the images; processes read their own.
+  std::optional<DataSource> shared;
+  if (!under_launcher()) shared = open_data(settings);
+  TrainOutcome outcome;
+  run_on_ranks(settings, [&](Communicator& world) {
+    TrainObserver quiet;
+    const bool first = world.rank() == 0;
+    Run run(settings, shared ? *shared : open_data(settings), world, first ? observer : quiet);
+    const TrainOutcome mine = run.run();
+    if (first) outcome = mine;
+  });
+  return outcome;
+}
+
+void check_batch(const TrainSettings& settings, int ranks) {
+  check_range("--batch-size", settings.batch_size, 1, 1 << 24);
+  SHERD_CHECK(settings.batch_size >= ranks,
+              "--batch-size {}: fewer samples than the {} ranks that share them; raise it, or use "
+              "fewer ranks",
+              settings.batch_size, ranks);
+  const std::int64_t most = rank_slice(settings.batch_size, 0, ranks).size;
+  check_range("--micro-batch", settings.micro_batch, 0, std::int64_t{1} << 24);
+  SHERD_CHECK(settings.micro_batch <= most,
+              "--micro-batch {}: a rank has only {} samples of a step (batch of {} / {} rank{}); "
+              "lower it, or raise --batch-size",
+              settings.micro_batch, most, settings.batch_size, ranks, ranks == 1 ? "" : "s");
 }
 
 std::unique_ptr<Optimizer> make_optimizer(const TrainSettings& s) {
@@ -387,15 +548,55 @@ StepSettings step_settings(const TrainSettings& settings, const LrSchedule& sche
   return {schedule, settings.clip_grad_norm, settings.label_smoothing, settings.micro_batch};
 }
 
-void make_weights(const TrainSettings& settings, Context& context, Module& model) {
+DType training_dtype(const TrainSettings& settings) {
   const DType dtype = dtype_from_name(settings.dtype);
   SHERD_CHECK(dtype == DType::f32 || dtype == DType::f64,
               "--dtype {}: training computes in f32 or f64", settings.dtype);
+  return dtype;
+}
+
+void make_weights(const TrainSettings& settings, const Module& model, ShardingEngine& engine) {
   if (settings.weights.empty()) {
-    model.initialize(context, dtype);
-  } else {
-    load_weights(model, context, dtype, settings.weights);
+    engine.initialize();
+    return;
   }
+  const WeightsFile file(settings.weights, model);
+  engine.visit_shards([&](const Parameter& parameter, std::int64_t first, const Tensor& elements) {
+    file.read(parameter, first, elements);
+  });
+}
+
+void save_sharded(const Module& model, ShardingEngine& engine, const std::string& path) {
+  Communicator& world = engine.groups().world;
+  std::unique_ptr<SafetensorsWriter> writer;
+  std::string failure;
+  const auto try_to = [&](const std::function<void()>& work) {
+    if (world.rank() != 0 || !failure.empty()) return;
+    try {
+      work();
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+  };
+  try_to([&] {
+    std::vector<SafetensorsWriter::Item> items;
+    for (const Parameter* parameter : model.parameters()) {
+      items.push_back({parameter->name(), parameter->data().dtype(), parameter->shape()});
+    }
+    writer = std::make_unique<SafetensorsWriter>(
+        path, items,
+        std::map<std::string, std::string>{{"format", "pt"}, {"producer", "sherd " + version()}});
+  });
+  engine.visit_parameters([&](Parameter& parameter) {
+    try_to([&] {
+      const Tensor& data = parameter.data();
+      writer->write(parameter.name(),
+                    {static_cast<const std::uint8_t*>(data.raw_data()),
+                     static_cast<std::size_t>(data.numel()) * size_of(data.dtype())});
+    });
+  });
+  try_to([&] { writer->commit(); });
+  agree_on_errors(world, failure);
 }
 
 std::string version() {

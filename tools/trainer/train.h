@@ -2,6 +2,7 @@
 // A training run from settings to weights. It reports through an observer and never prints.
 #pragma once
 
+#include <sherd/comm/sharding/engine.h>
 #include <sherd/models/vit.h>
 #include <sherd/tools/trainer/evaluate.h>
 #include <sherd/tools/trainer/settings.h>
@@ -16,7 +17,9 @@ struct RunInfo {
   std::string out;
   std::int64_t parameters = 0, train_images = 0, test_images = 0;
   std::int64_t epochs = 0, steps_per_epoch = 0, total_steps = 0;
-  int threads = 0;
+  int threads = 0;  // of a rank
+  int ranks = 1;
+  std::string sharding;  // "4 ranks as threads, zero3"
 };
 
 struct StepInfo {
@@ -51,24 +54,36 @@ struct TrainOutcome {
   std::int64_t steps = 0;
   bool stopped = false;  // by the observer; the weights are saved all the same
   EvaluationResult test;
-  double train_seconds = 0.0;  // of the steps alone, data waits included
+  double train_seconds = 0.0;    // of the steps alone, data waits included
+  double exposed_seconds = 0.0;  // of those, spent waiting for other ranks
   double images_per_second = 0.0;
   MemoryBreakdown at_peak{}, peaks{};
   std::int64_t peak_bytes = 0, peak_reserved_bytes = 0;
   std::string weights_path, log_path, config_path;
 };
 
+// Trains on the ranks of the settings, or of the launcher; the observer hears of rank 0 alone, and
+// under a launcher only the first process gets an outcome.
+//
 // Creates `settings.out` (it must not hold a run already) with config.toml, log.jsonl and, at the
 // end, model.safetensors. Settings that cannot be honoured throw before anything is created. A
 // failure after the first step saves what was learnt as model-before-error.safetensors, and says
 // so.
 SHERD_API TrainOutcome train(const TrainSettings& settings, TrainObserver& observer);
 
+// Throws, showing the arithmetic, where the batch does not fit the ranks and the micro-batch.
+SHERD_API void check_batch(const TrainSettings& settings, int ranks);
 // The optimizer of the settings.
 SHERD_API std::unique_ptr<Optimizer> make_optimizer(const TrainSettings& settings);
 SHERD_API StepSettings step_settings(const TrainSettings& settings, const LrSchedule& schedule);
-// Makes the model's weights: from settings.weights, or by its initialisers.
-SHERD_API void make_weights(const TrainSettings& settings, Context& context, Module& model);
+// f32 or f64; throws for another.
+SHERD_API DType training_dtype(const TrainSettings& settings);
+// Fills the elements this rank keeps: from settings.weights, or by the initialisers.
+SHERD_API void make_weights(const TrainSettings& settings, const Module& model,
+                            ShardingEngine& engine);
+// Writes all parameters to one file, through rank 0. All ranks together; where rank 0 cannot write,
+// all throw an AgreedError.
+SHERD_API void save_sharded(const Module& model, ShardingEngine& engine, const std::string& path);
 
 // "0.1.0, g++ 12.2, oneDNN" and such: what a log should say of the program.
 SHERD_API std::string version();

@@ -4,19 +4,20 @@
 #include <sherd/autograd/operations.h>
 #include <sherd/autograd/tape.h>
 #include <sherd/kernels/reduce.h>
+#include <sherd/tools/trainer/ranks.h>
 
 #include <algorithm>
 #include <cmath>
 
 namespace sherd {
 
-TrainingStep::TrainingStep(Context& context, Module& model, Optimizer& optimizer,
-                           const StepSettings& settings)
+TrainingStep::TrainingStep(Context& context, Module& model, ShardingEngine& engine,
+                           Optimizer& optimizer, const StepSettings& settings)
     : context_(context),
       model_(model),
+      engine_(engine),
       optimizer_(optimizer),
-      settings_(settings),
-      parameters_(model.parameters()) {
+      settings_(settings) {
   settings_.schedule.validate();
   SHERD_CHECK(settings.clip_grad_norm >= 0.0, "--clip-grad-norm: must not be negative, got {}",
               settings.clip_grad_norm);
@@ -24,52 +25,68 @@ TrainingStep::TrainingStep(Context& context, Module& model, Optimizer& optimizer
               "--label-smoothing: must be from 0 to 1, got {}", settings.label_smoothing);
   SHERD_CHECK(settings.micro_batch >= 0, "--micro-batch: must not be negative, got {}",
               settings.micro_batch);
-  optimizer_.prepare(parameter_spans(parameters_));
+  optimizer_.prepare(engine_.spans());
 }
 
-double TrainingStep::forward_backward(const InputBuffers& inputs, std::int64_t samples) {
+// The loss is divided by the samples of all ranks and passes, so that contributions add up to the
+// mean, however many samples each has.
+double TrainingStep::forward_backward(const InputBuffers& inputs, std::int64_t samples,
+                                      bool weightless) {
   Tape tape(context_);
   Variable loss;
   {
     const TapeScope recording(tape);
     const Variable logits = model_(inputs.images());
     loss = cross_entropy(logits, {inputs.labels(), {}, settings_.label_smoothing}, samples);
+    if (weightless) loss = scale(loss, 0.0);
   }
   tape.backward(loss);
   return context_.is_meta() ? 0.0 : loss.tensor().item();
 }
 
 StepResult TrainingStep::run_staged(InputBuffers& inputs, std::int64_t samples,
-                                    const std::function<void(std::int64_t, std::int64_t)>& stage) {
+                                    const Stage& stage) {
   const TraceScope trace(context_.trace(), "step", "step");
   model_.set_training(true);
   StepResult result;
   result.step = steps_;
   result.samples = samples;
   result.lr = settings_.schedule.at(steps_);
-  const std::int64_t micro = settings_.micro_batch > 0 ? settings_.micro_batch : samples;
-  for (std::int64_t begin = 0; begin < samples; begin += micro) {
-    context_.set_random_position({static_cast<std::uint64_t>(steps_), begin});
-    stage(begin, std::min(micro, samples - begin));
-    result.loss += forward_backward(inputs, samples);
+  const Communicator& world = engine_.groups().world;
+  const SampleRange mine = rank_slice(samples, world.rank(), world.size());
+  const std::int64_t most = rank_slice(samples, 0, world.size()).size;
+  const std::int64_t micro = settings_.micro_batch > 0 ? settings_.micro_batch : most;
+  double loss = 0.0;
+  for (std::int64_t begin = 0; begin < most; begin += micro) {
+    const std::int64_t count = std::clamp(mine.size - begin, std::int64_t{0}, micro);
+    engine_.set_gradient_sync(begin + micro >= most || engine_.options().reduce_every_pass);
+    context_.set_random_position({static_cast<std::uint64_t>(steps_), mine.begin + begin});
+    if (count > 0) {
+      stage(begin, count);
+    } else {
+      inputs.stage_blank();
+    }
+    loss += forward_backward(inputs, samples, count == 0);
   }
-  const std::vector<ParameterSpan> spans = parameter_spans(parameters_);
   {
     const TraceScope norm_trace(context_.trace(), "gradient_norm", "optimizer");
-    result.grad_norm = gradient_norm(spans);
+    const GlobalStep all = engine_.finish_backward(loss);
+    result.loss = all.loss;
+    result.grad_norm = all.grad_norm;
   }
   check_finite(result, inputs);
   {
     const TraceScope update_trace(context_.trace(), "optimizer", "optimizer");
-    optimizer_.step(spans, result.lr, clip_factor(result.grad_norm, settings_.clip_grad_norm));
+    optimizer_.step(engine_.spans(), result.lr,
+                    clip_factor(result.grad_norm, settings_.clip_grad_norm));
   }
-  model_.clear_gradients();
+  engine_.finish_step();
   ++steps_;
   return result;
 }
 
 StepResult TrainingStep::run(InputBuffers& inputs, const Batch& batch) {
-  return run_staged(inputs, batch.size, [&](std::int64_t begin, std::int64_t count) {
+  return run_staged(inputs, batch.global_size, [&](std::int64_t begin, std::int64_t count) {
     inputs.stage(batch, begin, count);
   });
 }
@@ -79,34 +96,45 @@ StepResult TrainingStep::run_shape(InputBuffers& inputs, std::int64_t samples) {
                     [&](std::int64_t, std::int64_t count) { inputs.stage_shape(count); });
 }
 
-void TrainingStep::check_finite(const StepResult& result, const InputBuffers& inputs) {
-  if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return;
-  std::string where = find_non_finite(model_, inputs.images());
-  if (where.empty()) {
-    // The forward pass is fine: look at gradients in the order in which backward made them.
-    for (auto it = parameters_.rbegin(); it != parameters_.rend() && where.empty(); ++it) {
-      const Tensor& grad = (*it)->grad();
-      if (grad.defined() && first_non_finite(grad) >= 0) {
-        where = fmt::format("gradient of {}", (*it)->name());
-      }
+std::string TrainingStep::first_non_finite_gradient() const {
+  // In the order in which backward made them.
+  const std::vector<ParameterSpan> spans = engine_.spans();
+  for (auto span = spans.rbegin(); span != spans.rend(); ++span) {
+    if (span->grad.defined() && first_non_finite(span->grad) >= 0) {
+      return "gradient of " + span->name;
     }
   }
-  fail(
-      "step {}: the {} is not finite (loss {}, gradient norm {}); first seen in {}. The step was "
-      "not "
-      "taken; try a lower learning rate, a longer warm-up or clipping",
-      result.step, std::isfinite(result.loss) ? "gradient" : "loss", result.loss, result.grad_norm,
-      where.empty() ? "the loss itself" : where);
+  return {};
 }
 
-std::string find_non_finite(Module& model, const Tensor& images) {
-  const std::int64_t pixel = first_non_finite(images);
-  if (pixel >= 0) return fmt::format("the input images (element {})", pixel);
-  for (const Parameter* parameter : model.parameters()) {
-    const std::int64_t index = first_non_finite(parameter->data());
-    if (index >= 0) return fmt::format("parameter {} (element {})", parameter->name(), index);
-  }
+void TrainingStep::check_finite(const StepResult& result, const InputBuffers& inputs) {
+  if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return;
+  // The loss and the norm are those of all ranks, so all come here; perhaps one alone finds where.
+  std::string where = find_non_finite(model_, engine_, inputs.images());
+  if (where.empty()) where = first_non_finite_gradient();
+  const auto message = [&](const std::string& place) {
+    return fmt::format(
+        "step {}: the {} is not finite (loss {}, gradient norm {}); first seen in {}. The step was "
+        "not taken; try a lower learning rate, a longer warm-up or clipping",
+        result.step, std::isfinite(result.loss) ? "gradient" : "loss", result.loss,
+        result.grad_norm, place);
+  };
+  Communicator& world = engine_.groups().world;
+  agree_on_errors(world, where.empty() ? "" : message(where));
+  throw AgreedError(message("the loss itself"));
+}
+
+std::string find_non_finite(Module& model, const ShardingEngine& engine, const Tensor& images) {
   std::string where;
+  const std::int64_t pixel = first_non_finite(images);
+  if (pixel >= 0) where = fmt::format("the input images (element {})", pixel);
+  engine.visit_shards([&](const Parameter& parameter, std::int64_t first, const Tensor& elements) {
+    if (!where.empty()) return;
+    const std::int64_t index = first_non_finite(elements);
+    if (index >= 0) {
+      where = fmt::format("parameter {} (element {})", parameter.name(), first + index);
+    }
+  });
   struct Hooks {  // removed even when the forward pass throws
     std::vector<std::pair<Module*, int>> all;
     ~Hooks() {

@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// The ranks of a run: threads of this process (--ranks), or the processes of a launcher (mpiexec).
+#pragma once
+
+#include <sherd/comm/communicator.h>
+#include <sherd/comm/sharding/engine.h>
+#include <sherd/tools/trainer/settings.h>
+
+#include <functional>
+#include <string>
+
+namespace sherd {
+
+// How many ranks the settings and the launcher make. Throws where they contradict each other, or a
+// launcher started several processes and this build has no MPI.
+SHERD_API int planned_ranks(const TrainSettings& settings);
+
+// Whether a launcher started this process as one of several, and then whether as the first.
+SHERD_API bool under_launcher();
+SHERD_API bool is_first_process();
+
+// Calls body on every rank of this process. A rank that throws ends all; this throws what the first
+// one said.
+SHERD_API void run_on_ranks(const TrainSettings& settings,
+                            const std::function<void(Communicator&)>& body);
+
+// Of the settings, checked against the number of ranks. --shard auto: none on one rank, else zero3.
+SHERD_API ShardingOptions sharding_options(const TrainSettings& settings, int ranks);
+
+// The threads of the settings, or this rank's part of those of the machine.
+SHERD_API ContextOptions rank_context_options(const TrainSettings& settings,
+                                              const Communicator& world);
+
+// A moment that all ranks of a machine agree on, for their traces.
+SHERD_API Trace::Clock::time_point common_trace_origin(Communicator& world);
+
+// "4 ranks as threads, zero3", for people.
+SHERD_API std::string describe_ranks(const TrainSettings& settings, const Communicator& world);
+
+// A launched rank's group has ended; the first process says why.
+class SHERD_API GroupEnded : public Error {
+ public:
+  using Error::Error;
+};
+
+// An exception that every rank throws at the same point, so that they can still work together.
+class SHERD_API AgreedError : public Error {
+ public:
+  using Error::Error;
+};
+
+// Throws an AgreedError, naming the rank, if any rank gives a message that is not empty.
+SHERD_API void agree_on_errors(Communicator& world, const std::string& message);
+
+}  // namespace sherd
