@@ -8,6 +8,7 @@
 #include <chrono>
 #include <cmath>
 #include <exception>
+#include <map>
 #include <utility>
 
 namespace sherd {
@@ -16,18 +17,19 @@ using Kind = ShardingEvent::Kind;
 
 namespace {
 
-std::vector<std::string> describe(const std::vector<UnitPlan>& units,
-                                  const ShardingOptions& options, DType dtype) {
+std::vector<std::string> describe(Module& model, const ShardingOptions& options, DType dtype) {
   std::vector<std::string> texts{
       fmt::format("policy {}, {}, mesh '{}', prefetch {}, reshard {}/{}", name_of(options.policy),
                   name_of(dtype), options.mesh ? options.mesh->to_string() : "", options.prefetch,
                   static_cast<int>(options.reshard_after_forward.kind),
                   options.reshard_after_forward.group_size)};
-  for (const UnitPlan& unit : units) {
-    for (const Parameter* parameter : unit.parameters) {
-      texts.push_back(fmt::format("'{}' {} in unit {}", parameter->name(),
-                                  parameter->shape().to_string(), unit.name));
-    }
+  std::map<const Parameter*, std::string> unit_of;
+  for (const UnitPlan& unit : partition(model, options)) {
+    for (const Parameter* parameter : unit.parameters) unit_of[parameter] = unit.name;
+  }
+  for (const Parameter* parameter : model.parameters()) {
+    texts.push_back(fmt::format("'{}' {} in unit {}", parameter->name(),
+                                parameter->shape().to_string(), unit_of.at(parameter)));
   }
   return texts;
 }
@@ -46,8 +48,7 @@ const ShardingOptions& checked(const ShardingOptions& options, const Context& co
 Communicator& compared(Communicator& world, Module& model, const ShardingOptions& options,
                        DType dtype) {
   if (model.name().empty()) model.assign_names();
-  check_same(world, describe(partition(model, options), options, dtype),
-             "hold different models or sharding options");
+  check_same(world, describe(model, options, dtype), "hold different models or sharding options");
   return world;
 }
 
@@ -368,7 +369,7 @@ void ShardingEngine::finish_step() {
     log(Kind::gather_update, unit->name());
   }
   timed([&] {
-    for (const Event& event : updates) event.wait();
+    for (const Event& event : updates) groups_.wait(event, "update");
   });
   for (const auto& unit : units_) unit->clear_gradients();
   reshard_all();

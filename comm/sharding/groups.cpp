@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <numeric>
 
@@ -45,7 +46,8 @@ ShardingGroups::ShardingGroups(Context& context, Communicator& all, const Shardi
       reduce_stream(stream_kind(context), "reduce stream"),
       trace(context.trace()),
       gather_track(trace.track("gather stream")),
-      reduce_track(trace.track("reduce stream")) {
+      reduce_track(trace.track("reduce stream")),
+      wait_limit_seconds(options.wait_limit_seconds) {
   const ProcessMesh mesh = mesh_of(options, world.size());
   const int rank = world.rank();
   std::vector<int> sharers{rank};
@@ -72,6 +74,17 @@ Event ShardingGroups::on_gather_stream(std::string label, std::function<void()> 
 
 Event ShardingGroups::on_reduce_stream(std::string label, std::function<void()> call) {
   return run_on(reduce_stream, trace, reduce_track, std::move(label), std::move(call));
+}
+
+void ShardingGroups::wait(const Event& event, const std::string& label) {
+  const std::chrono::duration<double> limit(wait_limit_seconds);
+  if (!event.wait_for(std::chrono::duration_cast<std::chrono::milliseconds>(limit))) {
+    world.abort(
+        fmt::format("rank {} has waited {} s for '{}', for which not all ranks have come; all must "
+                    "run the same units in the same order",
+                    world.rank(), wait_limit_seconds, label));
+  }
+  event.wait();
 }
 
 void check_same(Communicator& world, const std::vector<std::string>& lines, std::string_view what) {

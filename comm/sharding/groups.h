@@ -33,6 +33,10 @@ struct ShardingGroups {
   // Puts a call on a stream; the event is done when it has run.
   Event on_gather_stream(std::string label, std::function<void()> call);
   Event on_reduce_stream(std::string label, std::function<void()> call);
+
+  // Blocks until the event, or ends all ranks after the options' limit. Rethrows what went wrong.
+  void wait(const Event& event, const std::string& label);
+  const double wait_limit_seconds;
 };
 
 // Throws on all ranks, naming two of them and the first line in which they differ, unless all give

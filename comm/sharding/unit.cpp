@@ -117,7 +117,7 @@ bool ShardedUnit::unshard() {
 
 bool ShardedUnit::wait() {
   if (state_ != State::unsharding) return false;
-  gathered_.wait();
+  groups_.wait(gathered_, name() + " unshard");
   state_ = State::unsharded;
   return true;
 }
@@ -202,7 +202,7 @@ void ShardedUnit::start_reduce() {
 }
 
 void ShardedUnit::finish_reduce() {
-  reduced_.wait();
+  groups_.wait(reduced_, name() + " reduce");
   if (!policy_.shard_gradients) return;  // the full buffer holds the result
   if (adds_) add_inplace(grad_shard_, piece(full_grad_));
   for (Parameter* parameter : plan_.parameters) parameter->clear_grad();

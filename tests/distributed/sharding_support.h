@@ -195,8 +195,8 @@ inline std::pair<Tensor, Tensor> make_batch(Context& context, const Workload& wo
 class RankTrainer {
  public:
   Context context;
-  const Workload& work;
-  const RunOptions& options;
+  const Workload work;
+  const RunOptions options;
   Communicator& world;
   const std::unique_ptr<Module> model;
   ShardingEngine engine;
