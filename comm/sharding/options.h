@@ -31,7 +31,7 @@ struct UnitRule {
   };
   Kind kind = Kind::block;
   std::int64_t min_parameters = 0;
-  std::function<bool(const Module&)> is_unit;
+  std::function<bool(const Module&)> is_unit = {};
 
   // "block", "model" or "params:1000000"
   static UnitRule parse(std::string_view text);
@@ -54,8 +54,8 @@ struct ReshardAfterForward {
 
 struct ShardingOptions {
   ShardingPolicy policy = ShardingPolicy::zero3;
-  UnitRule units;
-  ReshardAfterForward reshard_after_forward;
+  UnitRule units = {};
+  ReshardAfterForward reshard_after_forward = {};
   int prefetch = 1;                // units gathered ahead of the one that computes
   std::int64_t persist_below = 0;  // parameters with fewer elements stay gathered
   // With several backward passes a step: reduce after each, which holds no full gradients but
@@ -66,7 +66,7 @@ struct ShardingOptions {
   double wait_limit_seconds = 600.0;
   // Axes "replicate" and "shard" over all ranks. Policy hybrid needs both; none may have one, and
   // then sums in its order; the others shard over all ranks.
-  std::optional<ProcessMesh> mesh;
+  std::optional<ProcessMesh> mesh = {};
 };
 
 // Throws, saying what to change, where the options do not fit each other or the number of ranks.
