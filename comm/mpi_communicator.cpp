@@ -140,7 +140,8 @@ class MessageCommunicator final : public StagedCommunicator {
         end_if_left(call);
         if (!call.is_message()) end_if_stuck(call);
       }
-    } catch (...) {
+    } catch (const Error& error) {
+      group_->end(error.what());  // where MPI itself failed
       for (MpiWorld::Request& request : requests) request.cancel();
       world().keep(std::move(memory_), std::move(requests));  // nothing is started any more
       throw;

@@ -62,11 +62,26 @@ struct MpiWorld::State {
 };
 
 MpiWorld& MpiWorld::get() {
-  static MpiWorld* world = new MpiWorld();  // lives until the process has ended
+  static std::string problem;
+  static MpiWorld* world = [] {  // lives until the process has ended
+    auto made = new MpiWorld();
+    int before = 0;
+    MPI_Initialized(&before);
+    try {
+      made->start();
+      if (!before) std::atexit(finish_at_exit);
+    } catch (const Error& error) {
+      problem = error.what();
+      if (!before) MPI_Finalize();
+    }
+    return made;
+  }();
+  if (!problem.empty()) fail("{}", problem);
   return *world;
 }
 
-MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
+void MpiWorld::start() {
+  state_ = std::make_unique<State>();
   int initialized = 0, level = MPI_THREAD_SINGLE;
   check(MPI_Initialized(&initialized), "MPI_Initialized");
   if (initialized) {
@@ -82,7 +97,6 @@ MpiWorld::MpiWorld() : state_(std::make_unique<State>()) {
   check(MPI_Comm_set_errhandler(state_->comm, MPI_ERRORS_RETURN), "MPI_Comm_set_errhandler");
   check(MPI_Comm_rank(state_->comm, &rank_), "MPI_Comm_rank");
   check(MPI_Comm_size(state_->comm, &size_), "MPI_Comm_size");
-  if (!initialized) std::atexit(finish_at_exit);
   const std::optional<Launcher> launcher = detect_launcher();
   SHERD_CHECK(
       !launcher || launcher->size == size_,

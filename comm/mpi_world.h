@@ -13,6 +13,7 @@ namespace sherd {
 class MpiWorld {
  public:
   // Initialises MPI at the first call, on all ranks together; finalises it when the process exits.
+  // Throws at every call when that was not possible.
   static MpiWorld& get();
 
   int rank() const { return rank_; }
@@ -43,7 +44,8 @@ class MpiWorld {
   void expect_trouble();
 
  private:
-  MpiWorld();
+  MpiWorld() = default;
+  void start();
   static void finish_at_exit();
   bool finish(double limit_seconds);
   bool kept_done();

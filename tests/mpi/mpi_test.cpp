@@ -257,8 +257,14 @@ namespace {
 
 // A program of several ranks of which the last ends in some way while the others wait for it.
 int end_like(const std::string& how) {
-  const auto comm = make_mpi_communicator(how.ends_with("-messages") ? MpiTransport::messages
-                                                                     : MpiTransport::automatic);
+  std::unique_ptr<Communicator> comm;
+  try {
+    comm = make_mpi_communicator(how.ends_with("-messages") ? MpiTransport::messages
+                                                            : MpiTransport::automatic);
+  } catch (const Error& error) {
+    std::fprintf(stderr, "%s\n", error.what());
+    return 1;
+  }
   const bool last = comm->rank() == comm->size() - 1;
   try {
     comm->barrier("start");
