@@ -14,6 +14,7 @@
 namespace sherd {
 
 SHERD_API bool mpi_built();
+SHERD_API bool mpi_started();  // in this process, by Sherd or by the program
 
 // Who started this process as one of several ranks, by what it left in the environment.
 struct Launcher {

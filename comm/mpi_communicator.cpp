@@ -302,6 +302,10 @@ bool mpi_built() {
   return true;
 }
 
+bool mpi_started() {
+  return MpiWorld::started();
+}
+
 MpiTransport mpi_automatic_transport() {
   return MpiWorld::get().one_machine() ? MpiTransport::shared : MpiTransport::messages;
 }

@@ -9,6 +9,10 @@ bool mpi_built() {
   return false;
 }
 
+bool mpi_started() {
+  return false;
+}
+
 std::unique_ptr<Communicator> make_mpi_communicator(MpiTransport) {
   const std::optional<Launcher> launcher = detect_launcher();
   fail(

@@ -80,6 +80,12 @@ MpiWorld& MpiWorld::get() {
   return *world;
 }
 
+bool MpiWorld::started() {
+  int initialized = 0;
+  MPI_Initialized(&initialized);
+  return initialized != 0;
+}
+
 void MpiWorld::start() {
   state_ = std::make_unique<State>();
   int initialized = 0, level = MPI_THREAD_SINGLE;

@@ -14,6 +14,7 @@ class MpiWorld {
  public:
   // Initialises MPI at the first call, on all ranks together; finalises it when the process exits.
   // Throws at every call when that was not possible.
+  static bool started();
   static MpiWorld& get();
 
   int rank() const { return rank_; }

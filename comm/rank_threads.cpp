@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sherd/comm/agreement.h>
 #include <sherd/comm/rank_threads.h>
 #include <sherd/runtime/error.h>
 
@@ -25,6 +26,13 @@ class Cause {
     }
     return text;
   }
+  // What all ranks say needs nobody's name.
+  std::string agreed(const std::string& message) {
+    const std::lock_guard lock(mutex_);
+    text_ = message;
+    own_ = true;
+    return text_;
+  }
   const std::string& text() const { return text_; }
 
  private:
@@ -43,6 +51,9 @@ void run_rank_threads(int ranks, const std::function<void(Communicator&)>& body)
     std::string message;
     try {
       body(*mine);
+      return;
+    } catch (const AgreedError& error) {
+      mine->abort(cause.agreed(error.what()));
       return;
     } catch (const std::exception& error) {
       message = error.what();

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/comm/sharding/engine.h>
 
+#include <sherd/comm/agreement.h>
 #include <sherd/kernels/reduce.h>
 #include <sherd/runtime/error.h>
 

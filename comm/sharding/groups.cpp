@@ -2,12 +2,9 @@
 #include <sherd/comm/sharding/groups.h>
 
 #include <sherd/runtime/error.h>
-#include <xxhash.h>
 
 #include <algorithm>
-#include <array>
 #include <chrono>
-#include <cstring>
 #include <numeric>
 
 namespace sherd {
@@ -32,10 +29,6 @@ Event run_on(Stream& stream, Trace& trace, int track, std::string label,
     call();
   });
   return stream.record();
-}
-
-std::uint64_t hash_of(const std::string& text) {
-  return XXH3_64bits(text.data(), text.size());
 }
 
 }  // namespace
@@ -85,46 +78,6 @@ void ShardingGroups::wait(const Event& event, const std::string& label) {
                     world.rank(), wait_limit_seconds, label));
   }
   event.wait();
-}
-
-void check_same(Communicator& world, const std::vector<std::string>& lines, std::string_view what) {
-  const auto ranks = static_cast<std::size_t>(world.size());
-  const auto count = static_cast<std::int64_t>(lines.size());
-  std::vector<std::int64_t> hashes;
-  std::string joined;
-  for (const std::string& text : lines) {
-    hashes.push_back(static_cast<std::int64_t>(hash_of(text)));
-    joined += text + "\n";
-  }
-  const std::array<std::int64_t, 2> mine{count, static_cast<std::int64_t>(hash_of(joined))};
-  std::vector<std::int64_t> all(2 * ranks);
-  world.all_gather(mine.data(), all.data(), 2, DType::i64, "do all ranks have the same");
-  // On paper nothing is moved: every entry is this rank's or zero, and all agree.
-  std::size_t other = 0;
-  std::int64_t longest = count;
-  bool counted = true;
-  for (std::size_t r = 0; r < ranks; ++r) {
-    counted = counted && all[2 * r] != 0;
-    if (other == 0 && (all[2 * r] != all[0] || all[2 * r + 1] != all[1])) other = r;
-    longest = std::max(longest, all[2 * r]);
-  }
-  if (other == 0 || !counted) return;
-  // Where do rank 0 and that one part?
-  hashes.resize(static_cast<std::size_t>(longest));
-  std::vector<std::int64_t> every(ranks * hashes.size());
-  world.all_gather(hashes.data(), every.data(), longest, DType::i64, "where do ranks differ");
-  const auto begin = every.begin() + static_cast<std::int64_t>(other) * longest;
-  const std::int64_t at = std::mismatch(begin, begin + longest, every.begin()).first - begin;
-  std::array<char, 256> text{};
-  const std::string here = at < count ? lines[static_cast<std::size_t>(at)] : "nothing more";
-  std::memcpy(text.data(), here.data(), std::min(here.size(), text.size() - 1));
-  std::vector<char> texts(ranks * text.size());
-  world.all_gather(text.data(), texts.data(), static_cast<std::int64_t>(text.size()), DType::u8,
-                   "where do ranks differ");
-  fail(
-      "ranks 0 and {} {}; the first difference: rank 0 has {}; rank {} has {}. All ranks must be "
-      "started with the same settings",
-      other, what, texts.data(), other, texts.data() + other * text.size());
 }
 
 }  // namespace sherd

@@ -39,9 +39,4 @@ struct ShardingGroups {
   const double wait_limit_seconds;
 };
 
-// Throws on all ranks, naming two of them and the first line in which they differ, unless all give
-// the same lines. `what`: "hold different models".
-SHERD_API void check_same(Communicator& world, const std::vector<std::string>& lines,
-                          std::string_view what);
-
 }  // namespace sherd

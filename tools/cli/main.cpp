@@ -7,11 +7,9 @@
 #include <sherd/tools/trainer/train.h>
 
 #include <cerrno>
-#include <chrono>
 #include <cstdio>
 #include <cstring>
 #include <exception>
-#include <thread>
 
 namespace {
 
@@ -95,16 +93,21 @@ int report(const std::exception& error) {
 
 int main(int argc, char** argv) {
   try {
-    const int status = run(argc, argv);
+    int status = 0;
+    try {
+      status = run(argc, argv);
+    } catch (const GroupEnded&) {
+      throw;
+    } catch (const std::exception& error) {
+      report_to_launched(error.what());
+      throw;
+    }
     SHERD_CHECK(std::fflush(stdout) == 0 && std::ferror(stdout) == 0,
                 "the output could not be written: {}", std::strerror(errno));
     return status;
   } catch (const GroupEnded& error) {
-    if (is_first_process()) return report(error);
-    return 1;
+    return is_first_process() ? report(error) : 1;
   } catch (const std::exception& error) {
-    // Of launched processes all but the first give it time to say the same, and to end them all.
-    if (!is_first_process()) std::this_thread::sleep_for(std::chrono::milliseconds(500));
     return report(error);
   }
 }

@@ -5,24 +5,31 @@
 #include <sherd/comm/rank_threads.h>
 
 #include <algorithm>
-#include <array>
-#include <cstring>
-#include <vector>
 
 namespace sherd {
 namespace {
 
-// On MPI every process has a message of its own to print; rank 0 prints the one that counts.
+[[noreturn]] void throw_launched(Communicator& world, std::string message) {
+  const std::string ended = world.end_reason();
+  if (!ended.empty() && message.find(ended) != std::string::npos) throw GroupEnded(ended);
+  const std::string prefix = fmt::format("rank {}: ", world.rank());
+  if (!message.starts_with(prefix)) message = prefix + message;
+  world.abort(message);
+  if (world.end_reason() == message) throw GroupEnded(message);
+  throw Error(message);
+}
+
+// Every process comes here with a message: its own, or the one that its group has ended with. The
+// first process prints that one, others only what nobody else has heard.
 void run_launched(const std::function<void(Communicator&)>& body) {
   const std::unique_ptr<Communicator> world = make_mpi_communicator();
   try {
     body(*world);
     world->barrier("the end of the program");
+  } catch (const AgreedError& error) {
+    throw GroupEnded(error.what());
   } catch (const std::exception& error) {
-    const std::string prefix = fmt::format("rank {}: ", world->rank());
-    const std::string message = error.what();
-    world->abort(message.starts_with(prefix) ? message : prefix + message);
-    throw GroupEnded(world->end_reason());
+    throw_launched(*world, error.what());
   }
 }
 
@@ -52,6 +59,14 @@ int planned_ranks(const TrainSettings& settings) {
               "leave --ranks out, or start sherd without {}",
               settings.ranks, launcher->name, launcher->size, launcher->name);
   return launcher->size;
+}
+
+void report_to_launched(const std::string& message) {
+  if (!under_launcher() || !mpi_built() || mpi_started()) return;
+  const std::unique_ptr<Communicator> world = make_mpi_communicator();
+  // Without a rank's name: a mistyped flag is the same on all.
+  world->abort(message);
+  throw GroupEnded(world->end_reason());
 }
 
 void run_on_ranks(const TrainSettings& settings, const std::function<void(Communicator&)>& body) {
@@ -103,22 +118,6 @@ std::string describe_ranks(const TrainSettings& settings, const Communicator& wo
   const char* kind = world.on_paper() ? "" : under_launcher() ? " as processes" : " as threads";
   return fmt::format("{} ranks{}, {}{}", world.size(), kind, name_of(options.policy),
                      options.mesh ? " over " + options.mesh->to_string() : std::string());
-}
-
-void agree_on_errors(Communicator& world, const std::string& message) {
-  std::int32_t failed = message.empty() ? 0 : 1;
-  world.all_reduce(&failed, 1, DType::i32, ReduceOp::max, "has any rank failed");
-  if (failed == 0) return;
-  std::array<char, 1024> text{};
-  std::memcpy(text.data(), message.data(), std::min(message.size(), text.size() - 1));
-  std::vector<char> all(text.size() * static_cast<std::size_t>(world.size()));
-  world.all_gather(text.data(), all.data(), static_cast<std::int64_t>(text.size()), DType::u8,
-                   "why a rank has failed");
-  for (int r = 0; r < world.size(); ++r) {
-    const std::string reason = all.data() + static_cast<std::size_t>(r) * text.size();
-    if (reason.empty()) continue;
-    throw AgreedError(world.size() == 1 ? reason : fmt::format("rank {}: {}", r, reason));
-  }
 }
 
 }  // namespace sherd

@@ -2,7 +2,7 @@
 // The ranks of a run: threads of this process (--ranks), or the processes of a launcher (mpiexec).
 #pragma once
 
-#include <sherd/comm/communicator.h>
+#include <sherd/comm/agreement.h>
 #include <sherd/comm/sharding/engine.h>
 #include <sherd/tools/trainer/settings.h>
 
@@ -24,6 +24,11 @@ SHERD_API bool is_first_process();
 SHERD_API void run_on_ranks(const TrainSettings& settings,
                             const std::function<void(Communicator&)>& body);
 
+// For what goes wrong in a launched process before it is a rank: tells the others, so that none
+// waits in vain, and throws what the first process should print. Returns where there is nobody to
+// tell.
+SHERD_API void report_to_launched(const std::string& message);
+
 // Of the settings, checked against the number of ranks. --shard auto: none on one rank, else zero3.
 SHERD_API ShardingOptions sharding_options(const TrainSettings& settings, int ranks);
 
@@ -37,19 +42,10 @@ SHERD_API Trace::Clock::time_point common_trace_origin(Communicator& world);
 // "4 ranks as threads, zero3", for people.
 SHERD_API std::string describe_ranks(const TrainSettings& settings, const Communicator& world);
 
-// A launched rank's group has ended; the first process says why.
+// A launched rank's group has ended; the first process prints why.
 class SHERD_API GroupEnded : public Error {
  public:
   using Error::Error;
 };
-
-// An exception that every rank throws at the same point, so that they can still work together.
-class SHERD_API AgreedError : public Error {
- public:
-  using Error::Error;
-};
-
-// Throws an AgreedError, naming the rank, if any rank gives a message that is not empty.
-SHERD_API void agree_on_errors(Communicator& world, const std::string& message);
 
 }  // namespace sherd

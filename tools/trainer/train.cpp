@@ -73,11 +73,12 @@ class Run {
 
   // Everything that can be refused is refused before the first file is made.
   TrainOutcome run() {
-    plan();
-    prepare();
-    agree_on_errors(world_, is_first() ? message_of([&] { claim_files(); }) : std::string());
-    if (!settings_.trace.empty()) context_.trace().enable();
     try {
+      plan();
+      prepare();
+      agree_on_errors(world_, is_first() ? message_of([&] { claim_files(); }) : std::string());
+      claimed_ = true;
+      if (!settings_.trace.empty()) context_.trace().enable();
       agree_on_errors(world_, is_first() ? message_of([&] { start_log(); }) : std::string());
       train_epochs();
       finish();
@@ -109,7 +110,6 @@ class Run {
   }
 
   void plan() {
-    check_batch(settings_, world_.size());
     check_range("--epochs", settings_.epochs, 1, 1'000'000);
     check_range("--max-steps", settings_.max_steps, 0, std::int64_t{1} << 40);
     check_range("--log-every", settings_.log_every, 1, std::int64_t{1} << 40);
@@ -230,7 +230,7 @@ class Run {
   // trace, so that the corrected command can be repeated.
   void remove_files() {
     log_.reset();
-    if (!is_first()) return;
+    if (!is_first() || !claimed_) return;
     for (const std::string& path : {outcome_.config_path, outcome_.log_path, settings_.trace}) {
       std::error_code ignored;
       if (!path.empty()) std::filesystem::remove(path, ignored);
@@ -239,7 +239,7 @@ class Run {
 
   // All ranks have come here for the same reason, so they can save the weights together.
   [[noreturn]] void give_up_together(const std::string& reason) {
-    if (step_->steps_done() == 0) {
+    if (!step_ || step_->steps_done() == 0) {
       remove_files();
       throw AgreedError(reason);
     }
@@ -250,7 +250,7 @@ class Run {
   // This rank has failed, or heard that another has. What is spread over the ranks is lost.
   [[noreturn]] void give_up_alone(const std::string& reason) {
     world_.abort(world_.size() == 1 ? reason : fmt::format("rank {}: {}", world_.rank(), reason));
-    if (step_->steps_done() == 0) {
+    if (!step_ || step_->steps_done() == 0) {
       remove_files();
       fail("{}", reason);
     }
@@ -499,6 +499,7 @@ class Run {
   std::unique_ptr<JsonLinesLog> log_;  // of rank 0
   std::string failure_;                // of this rank, which the others have not heard of yet
   bool stop_wanted_ = false;
+  bool claimed_ = false;  // the files of the run are ours
 };
 
 }  // namespace
@@ -509,7 +510,10 @@ TrainOutcome train(const TrainSettings& settings, TrainObserver& observer) {
   // Refused before anything is read.
   SHERD_CHECK(device_from_name(settings.device) != Device::meta,
               "--device meta computes no numbers, so it cannot train; see sherd bench step");
-  sharding_options(settings, planned_ranks(settings));
+  const int ranks = planned_ranks(settings);
+  sharding_options(settings, ranks);
+  check_batch(settings, ranks);
+  training_dtype(settings);
   // Threads share the images; processes read their own.
   std::optional<DataSource> shared;
   if (!under_launcher()) shared = open_data(settings);
