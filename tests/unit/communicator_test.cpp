@@ -598,6 +598,9 @@ TEST_CASE("rank threads: the error is that of the rank that failed, not of those
   CHECK_THROWS_WITH_AS(
       run_rank_threads(2, [](Communicator& comm) { comm.barrier(comm.rank() == 0 ? "a" : "b"); }),
       Contains("ranks disagree at collective number 0"), Error);
-  CHECK_THROWS_WITH_AS(run_rank_threads(1, [](Communicator&) { throw 3; }),
-                       "rank 0: an exception that is no std::exception", Error);
+  CHECK_THROWS_WITH_AS(run_rank_threads(2,
+                                        [](Communicator& c) {
+                                          if (c.rank() == 1) throw 3;
+                                        }),
+                       "rank 1: an exception that is no std::exception", Error);
 }
