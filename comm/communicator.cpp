@@ -36,6 +36,7 @@ std::string left_message(int left, int rank, const std::string& call) {
 
 std::string stuck_message(int first, const std::string& first_call, int second,
                           const std::string& second_call) {
+  if (first > second) return stuck_message(second, second_call, first, first_call);
   return fmt::format(
       "ranks wait for each other: rank {} in {}, rank {} in {}. A message needs its send and its "
       "recv at the same place between the collectives",
@@ -161,7 +162,10 @@ void Communicator::check_partition(std::span<const int> members, std::string_vie
     const std::span list(lists.data() + r * ranks, static_cast<std::size_t>(all[r].size));
     text += fmt::format("{}rank {}: [{}]", r == 0 ? "" : "; ", r, fmt::join(list, ", "));
   }
-  fail("split for '{}': the ranks of a group must all name the same members, got {}", label, text);
+  const std::string reason = fmt::format(
+      "split for '{}': the ranks of a group must all name the same members, got {}", label, text);
+  abort(reason);
+  fail("{}", reason);
 }
 
 void Communicator::all_reduce(void* data, std::int64_t count, DType dtype, ReduceOp op,

@@ -11,6 +11,7 @@
 #include <sherd/comm/backoff.h>
 #include <sherd/comm/disagreement.h>
 #include <sherd/comm/mpi.h>
+#include <sherd/comm/mpi_group.h>
 #include <sherd/comm/mpi_world.h>
 #include <sherd/comm/shared_communicator.h>
 #include <sherd/comm/staged_communicator.h>
@@ -19,126 +20,30 @@
 #include <algorithm>
 #include <atomic>
 #include <cstring>
-#include <mutex>
+#include <deque>
 
 namespace sherd {
 namespace {
 
 constexpr std::size_t kMemory = 4 << 20;          // of all inboxes of a group, in bytes
 constexpr std::size_t kMessagePiece = 256 << 10;  // of a message from one rank to another
-constexpr std::size_t kText = 240, kReason = 4096;
+constexpr std::size_t kText = 240;
 
 struct Described {
   std::uint64_t fingerprint = 0;
+  std::int64_t collectives = 0;  // this rank has begun
   char text[kText] = {};
-};
-
-struct Notice {
-  enum class Kind : std::int32_t { ended, left };
-  Kind kind = Kind::left;
-  // Of a rank that left: the collectives it began, and the messages it passed on with the receiver.
-  std::int64_t collectives = 0, sent = 0, received = 0;
-};
-
-enum class Traffic { compare, data, talk, talk_data, notice };
-constexpr int kTraffics = 5;
-
-// What the ranks of one group know of each other; groups split from it look at it too.
-class MessageGroup {
- public:
-  MessageGroup(int number, int rank, std::vector<int> processes,
-               std::shared_ptr<MessageGroup> parent)
-      : number_(number),
-        rank_(rank),
-        processes_(std::move(processes)),
-        parent_(std::move(parent)),
-        left_(processes_.size()) {
-    const int last = tag(Traffic::notice);
-    SHERD_CHECK(last <= MpiWorld::get().largest_tag(),
-                "a group needs the tag {} and MPI has tags up to {}: too many groups of ranks",
-                last, MpiWorld::get().largest_tag());
-  }
-
-  int size() const { return static_cast<int>(processes_.size()); }
-  int process(int rank) const { return processes_[static_cast<std::size_t>(rank)]; }
-  int tag(Traffic traffic) const { return number_ * kTraffics + static_cast<int>(traffic); }
-
-  void end(const std::string& reason) {
-    {
-      const std::lock_guard lock(mutex_);
-      if (!reason_.empty()) return;  // the first reason is the cause
-      reason_ = reason;
-    }
-    MpiWorld::get().expect_trouble();
-    for (int r = 0; r < size(); ++r) {
-      if (r != rank_) tell(r, {.kind = Notice::Kind::ended}, reason.substr(0, kReason));
-    }
-  }
-
-  void tell(int rank, const Notice& notice, const std::string& reason) const {
-    std::vector<std::byte> memory(sizeof notice + reason.size());
-    std::memcpy(memory.data(), &notice, sizeof notice);
-    if (!reason.empty()) std::memcpy(memory.data() + sizeof notice, reason.data(), reason.size());
-    const MpiWorld::Request request =
-        MpiWorld::get().send(memory.data(), memory.size(), process(rank), tag(Traffic::notice));
-    MpiWorld::get().keep(std::move(memory), {request});
-  }
-
-  std::string end_reason() {
-    read_notices();
-    {
-      const std::lock_guard lock(mutex_);
-      if (!reason_.empty()) return reason_;
-    }
-    return parent_ ? parent_->end_reason() : std::string();
-  }
-
-  void throw_if_ended() {
-    const std::string reason = end_reason();
-    if (!reason.empty()) fail("{}", reason);
-  }
-
-  std::optional<Notice> left(int rank) {
-    const std::lock_guard lock(mutex_);
-    return left_[static_cast<std::size_t>(rank)];
-  }
-
- private:
-  void read_notices() {
-    const std::lock_guard lock(mutex_);
-    std::vector<std::byte> data;
-    int from = 0;
-    while (MpiWorld::get().take(tag(Traffic::notice), data, from)) {
-      Notice notice;
-      std::memcpy(&notice, data.data(), sizeof notice);
-      if (notice.kind == Notice::Kind::ended) {
-        MpiWorld::get().expect_trouble();
-        if (reason_.empty())
-          reason_.assign(reinterpret_cast<const char*>(data.data()) + sizeof notice,
-                         data.size() - sizeof notice);
-      } else {
-        const auto place = std::ranges::find(processes_, from) - processes_.begin();
-        left_[static_cast<std::size_t>(place)] = notice;
-      }
-    }
-  }
-
-  const int number_, rank_;
-  const std::vector<int> processes_;
-  const std::shared_ptr<MessageGroup> parent_;
-  std::mutex mutex_;
-  std::string reason_;
-  std::vector<std::optional<Notice>> left_;
 };
 
 // Numbers of groups: those of all ranks come in order on every rank; a split takes one of its first
 // member, which no other process gives.
-constexpr int kGroupsOfOneProcess = 1024;
+constexpr int kGroupsOfOneProcess = 4096;
 std::atomic<int> groups_of_all{0}, groups_made_here{0};
 
 int next_number(std::atomic<int>& counter) {
   const int number = counter++;
-  SHERD_CHECK(number < kGroupsOfOneProcess, "more than {} groups of ranks from one process",
+  SHERD_CHECK(number < kGroupsOfOneProcess,
+              "more than {} groups of ranks from one process: make them once and keep them",
               kGroupsOfOneProcess);
   return number;
 }
@@ -151,7 +56,8 @@ class MessageCommunicator final : public StagedCommunicator {
         capacity_(std::clamp<std::size_t>(kMemory / ranks(), 64 << 10, 1 << 20)),
         memory_(inbox_place(size()) + kMessagePiece + (ranks() + 1) * sizeof(Described)),
         sent_(ranks()),
-        received_(ranks()) {}
+        received_(ranks()),
+        talks_(ranks()) {}
 
   ~MessageCommunicator() override {
     try {
@@ -206,6 +112,7 @@ class MessageCommunicator final : public StagedCommunicator {
   Described describe_mine(const Call& call) {
     Described mine;
     mine.fingerprint = call.fingerprint();
+    mine.collectives = collectives_;
     const std::string text = call.describe();
     std::memcpy(mine.text, text.data(), std::min(text.size(), kText - 1));
     std::memcpy(described(size()), &mine, sizeof mine);
@@ -221,11 +128,17 @@ class MessageCommunicator final : public StagedCommunicator {
 
   // Waits until these messages are done, or the group has ended.
   void finish(const Call& call, Requests requests) {
+    finish(call, requests, [] { return true; });
+  }
+  // ... and `ready`.
+  template <typename Ready>
+  void finish(const Call& call, Requests& requests, const Ready& ready) {
     try {
-      for (Backoff backoff(world().crowded()); !done(requests); backoff.pause()) {
+      for (Backoff backoff(world().crowded()); !(done(requests) && ready()); backoff.pause()) {
         if (!backoff.time_for_a_check()) continue;
         group_->throw_if_ended();
-        end_if_left(call, requests);
+        end_if_left(call);
+        if (!call.is_message()) end_if_stuck(call);
       }
     } catch (...) {
       for (MpiWorld::Request& request : requests) request.cancel();
@@ -240,7 +153,7 @@ class MessageCommunicator final : public StagedCommunicator {
   }
 
   // A rank that left before it came to this call will never come.
-  void end_if_left(const Call& call, Requests& requests) {
+  void end_if_left(const Call& call) {
     for (int r = 0; r < size(); ++r) {
       if (call.is_message() && r != call.root) continue;
       const std::optional<Notice> left = group_->left(r);
@@ -248,9 +161,31 @@ class MessageCommunicator final : public StagedCommunicator {
       const std::int64_t reached = call.collective == Collective::send   ? left->received
                                    : call.collective == Collective::recv ? left->sent
                                                                          : left->collectives;
-      if (reached > call.sequence || done(requests)) continue;
+      if (reached > call.sequence) continue;
       group_->throw_if_ended();  // perhaps it left because something larger has ended
       group_->end(left_message(r, rank(), call.describe()));
+      group_->throw_if_ended();
+    }
+  }
+
+  // Takes what others say of the messages they are in.
+  void take_talks() {
+    std::vector<std::byte> data;
+    int from = 0;
+    while (world().take(group_->tag(Traffic::talk), data, from)) {
+      Described talk;
+      std::memcpy(&talk, data.data(), sizeof talk);
+      talks_[index(group_->rank_of(from))].push_back(talk);
+    }
+  }
+
+  // A rank that waits for this one in a message does not come to the collective this one waits in.
+  void end_if_stuck(const Call& call) {
+    take_talks();
+    for (int r = 0; r < size(); ++r) {
+      const auto& talks = talks_[index(r)];
+      if (talks.empty() || talks.front().collectives > call.sequence) continue;
+      group_->end(stuck_message(r, talks.front().text, rank(), call.describe()));
       group_->throw_if_ended();
     }
   }
@@ -324,10 +259,14 @@ class MessageCommunicator final : public StagedCommunicator {
   void compare_message(const Call& call, bool sends) {
     const Described mine = describe_mine(call);
     Requests requests;
-    receive(requests, described(call.root), sizeof mine, call.root, Traffic::talk);
     send(requests, described(size()), sizeof mine, call.root, Traffic::talk);
-    finish(call, std::move(requests));
-    const Described theirs = description(call.root);
+    std::deque<Described>& talks = talks_[index(call.root)];
+    finish(call, requests, [&] {
+      take_talks();
+      return !talks.empty();
+    });
+    const Described theirs = talks.front();
+    talks.pop_front();
     const bool they_send = std::string_view(theirs.text).starts_with(name_of(Collective::send));
     const int low = std::min(rank(), call.root), high = std::max(rank(), call.root);
     const auto text = [&](int r) { return r == rank() ? mine.text : theirs.text; };
@@ -344,6 +283,7 @@ class MessageCommunicator final : public StagedCommunicator {
   std::vector<std::byte> memory_;
   std::int64_t collectives_ = 0;
   std::vector<std::int64_t> sent_, received_;  // messages, by other rank
+  std::vector<std::deque<Described>> talks_;   // by other rank: what it waits in, not answered yet
 };
 
 std::unique_ptr<Communicator> make_message_communicator() {

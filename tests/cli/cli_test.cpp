@@ -96,6 +96,13 @@ TEST_CASE("cli: help teaches, version tells") {
   CHECK(sherd_run("").status == 2);
   CHECK(sherd_run("bench").status == 2);
   CHECK(contains(sherd_run("bench"), "step"));
+  CHECK(contains(sherd_run("bench comm --help"), "mpiexec -n 4 sherd bench comm"));
+  const Output comm = sherd_run("bench comm --ranks 3 --max-bytes 16KiB --repeat 2");
+  CHECK(comm.status == 0);
+  CHECK(contains(comm, "reduce_scatter"));
+  CHECK(contains(comm, "an empty call (compare, meet) takes"));
+  CHECK(contains(sherd_run("bench comm --ranks 2 --max-bytes 4KiB --repeat 1 --json"),
+                 "\"automatic\":\"threads\""));
   CHECK(sherd_run("inspect").status == 2);
 }
 
@@ -152,6 +159,10 @@ TEST_CASE("cli: unknown words are errors with a suggestion") {
   refuses("train a.toml b.toml", {"unexpected argument 'b.toml'"});
   refuses("train --dataset fashion-minst", {"fashion-minst", "did you mean 'fashion-mnist'"});
   refuses("train --preset vit_base", {"unknown model 'vit_base'"});
+  refuses("bench comm --rank 3", {"unknown flag '--rank'", "did you mean '--ranks'"});
+  refuses("bench comm --ranks 0", {"--ranks: expected 1 to 1024, got 0"});
+  refuses("bench comm --max-bytes 1KiB", {"--max-bytes: expected 4096 to"});
+  refuses("bench comm --repeat -1", {"--repeat", "got -1"});
   refuses("bench stp", {"unknown command 'stp'", "did you mean 'step'"});
   refuses("bench step --warmpu 3", {"unknown flag '--warmpu'", "did you mean '--warmup'"});
   refuses("inspect model --clases 3", {"did you mean '--classes'"});

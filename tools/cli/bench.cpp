@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.h"
+#include "step_under_test.h"
 
 #include <sherd/comm/faulty_communicator.h>
-#include <sherd/kernels/elementwise.h>
 #include <sherd/kernels/matmul.h>
-#include <sherd/kernels/random.h>
-#include <sherd/runtime/data/synthetic.h>
 #include <sherd/runtime/io/file.h>
 #include <sherd/runtime/io/trace_file.h>
 #include <sherd/tools/trainer/ranks.h>
@@ -30,50 +28,6 @@ struct BenchResult {
   double exposed = 0.0;                               // of those, waiting for other ranks; the mean
   double matrix_rate = 0.0;                           // FLOP/s
   std::int64_t collectives = 0, sent_bytes = 0;       // of this rank, a step
-};
-
-std::shared_ptr<ImageDataset> one_image(const TrainSettings& settings) {
-  const DataSource data = open_data(settings, DataParts::test);
-  SyntheticOptions options;
-  options.size = 1;
-  options.channels = data.test->channels();
-  options.height = data.test->height();
-  options.width = data.test->width();
-  options.classes = data.test->classes();
-  return make_synthetic_dataset(options);
-}
-
-// What the settings need to run a step on `context` again and again.
-struct StepUnderTest {
-  StepUnderTest(const TrainSettings& settings, Context& context, Communicator& world)
-      : dataset(one_image(settings)),
-        model(model_settings(settings, dataset->channels(), dataset->height(), dataset->width(),
-                             dataset->classes())),
-        engine(model, context, world, training_dtype(settings),
-               sharding_options(settings, world.size())),
-        optimizer(make_optimizer(settings)) {
-    make_weights(settings, model, engine);
-    step = std::make_unique<TrainingStep>(context, model, engine, *optimizer,
-                                          step_settings(settings, lr_schedule(settings, 1, 1000)));
-    const std::int64_t most = rank_slice(settings.batch_size, world.rank(), world.size()).size;
-    const std::int64_t capacity = settings.micro_batch > 0 ? settings.micro_batch : most;
-    inputs = std::make_unique<InputBuffers>(context, *dataset, capacity, training_dtype(settings));
-    inputs->stage_shape(capacity);
-    fill_normal(inputs->images(), 0.0, 1.0, RandomStream(1, "bench", "images"));
-    if (context.is_meta()) return;
-    std::vector<std::int64_t> labels(static_cast<std::size_t>(capacity));
-    for (std::size_t i = 0; i < labels.size(); ++i) {
-      labels[i] = static_cast<std::int64_t>(i) % dataset->classes();
-    }
-    inputs->labels().copy_from_host(labels.data(), labels.size() * sizeof labels[0]);
-  }
-
-  std::shared_ptr<ImageDataset> dataset;
-  VisionTransformer model;
-  ShardingEngine engine;
-  std::unique_ptr<Optimizer> optimizer;
-  std::unique_ptr<TrainingStep> step;
-  std::unique_ptr<InputBuffers> inputs;
 };
 
 std::int64_t calls(const CommunicationCounters& counters) {

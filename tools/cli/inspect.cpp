@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.h"
+#include "step_under_test.h"
 
 #include <sherd/models/vit.h>
 #include <sherd/runtime/io/safetensors.h>
 #include <sherd/runtime/ledger.h>
+#include <sherd/tools/trainer/ranks.h>
 
 #include <algorithm>
 
@@ -66,10 +68,33 @@ int inspect_weights(const std::string& path) {
   return 0;
 }
 
+// Of the second step: by then the engine knows the order in which units run.
+int inspect_events(const TrainSettings& settings) {
+  const int ranks = static_cast<int>(settings.ranks);
+  check_range("--ranks", settings.ranks, 1, 1 << 20);
+  check_batch(settings, ranks);
+  Context context({.device = Device::meta});
+  const std::unique_ptr<Communicator> world = make_meta_communicator(0, ranks);
+  StepUnderTest test(settings, context, *world);
+  test.step->run_shape(*test.inputs, settings.batch_size);
+  test.engine.record_events(true);
+  test.step->run_shape(*test.inputs, settings.batch_size);
+  fmt::print("rank 0 of {}\n\n", describe_ranks(settings, *world));
+  for (const ShardingEvent& event : test.engine.events()) fmt::print("{}\n", event.to_string());
+  fmt::print("\nunit                             parameters      with padding   of one rank\n");
+  for (const auto& unit : test.engine.units()) {
+    const FlatLayout& layout = unit->layout();
+    fmt::print("{:<28} {:>14} {:>17} {:>13}\n", unit->name(), group_digits(layout.numel()),
+               group_digits(layout.padded_numel()), group_digits(layout.shard_numel()));
+  }
+  return 0;
+}
+
 }  // namespace
 
 Command add_inspect(CLI::App& parent) {
-  CLI::App* app = parent.add_subcommand("inspect", "Shows what is in a model or a weights file.\n");
+  CLI::App* app = parent.add_subcommand(
+      "inspect", "Shows what is in a model, a weights file or a sharded training step.\n");
   struct State {
     std::string model, weights;
     std::int64_t classes = 1000;
@@ -81,8 +106,17 @@ Command add_inspect(CLI::App& parent) {
   model->add_option("--classes", state->classes, "classes of the head [1000]")->type_name("INT");
   CLI::App* weights = app->add_subcommand("weights", "Every tensor of a safetensors file.\n");
   weights->add_option("file", state->weights, "a safetensors file")->type_name("FILE");
-  return {app, [state, model] {
+  CLI::App* events = app->add_subcommand(
+      "events",
+      "What the sharding engine does in one training step, in order, planned on the meta device:\n"
+      "any number of ranks, any model, nothing is computed.\n\n"
+      "  sherd inspect events --ranks 4 --shard zero3 --depth 2\n");
+  SettingFlags flags(events,
+                     {"model", "sharding", "data.dataset", "data.data_dir", "data.image_size",
+                      "data.classes", "run.batch_size", "run.micro_batch", "run.dtype"});
+  return {app, [state, model, events, flags] {
             check_one_process("inspect");
+            if (events->parsed()) return inspect_events(flags.resolve({}));
             if (model->parsed()) return inspect_model(state->model, state->classes);
             SHERD_CHECK(!state->weights.empty(), "inspect weights: give a safetensors file");
             return inspect_weights(state->weights);

@@ -100,8 +100,8 @@ Trace::Clock::time_point common_trace_origin(Communicator& world) {
 std::string describe_ranks(const TrainSettings& settings, const Communicator& world) {
   const ShardingOptions options = sharding_options(settings, world.size());
   if (world.size() == 1) return fmt::format("1 rank, {}", name_of(options.policy));
-  return fmt::format("{} ranks as {}, {}{}", world.size(),
-                     under_launcher() ? "processes" : "threads", name_of(options.policy),
+  const char* kind = world.on_paper() ? "" : under_launcher() ? " as processes" : " as threads";
+  return fmt::format("{} ranks{}, {}{}", world.size(), kind, name_of(options.policy),
                      options.mesh ? " over " + options.mesh->to_string() : std::string());
 }
 
