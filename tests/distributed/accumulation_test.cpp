@@ -14,13 +14,6 @@ namespace {
 
 using P = ShardingPolicy;
 
-UnitRule cells() {
-  UnitRule rule;
-  rule.kind = UnitRule::Kind::custom;
-  rule.is_unit = OddNet::is_unit;
-  return rule;
-}
-
 struct Case {
   std::string name;
   ShardingOptions options;

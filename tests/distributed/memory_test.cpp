@@ -228,8 +228,7 @@ TEST_CASE("memory: peaks on paper are those of real ranks, byte for byte") {
       RunOptions run;
       run.sharding = c.options;
       check_peaks(ranks, tied_vit(), run);
-      run.sharding.units.kind = UnitRule::Kind::custom;
-      run.sharding.units.is_unit = OddNet::is_unit;
+      run.sharding.units = cells();
       check_peaks(ranks, odd_net(), run);
     }
   }

@@ -14,8 +14,6 @@ namespace {
 using P = ShardingPolicy;
 using doctest::Contains;
 
-constexpr P kPolicies[] = {P::none, P::zero1, P::zero2, P::grad_op, P::zero3, P::hybrid};
-
 // Valid options of a policy for 4 ranks.
 ShardingOptions options_of(P policy) {
   ShardingOptions options;

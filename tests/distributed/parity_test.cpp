@@ -17,13 +17,6 @@ struct Case {
   ShardingOptions options;
 };
 
-UnitRule cells() {
-  UnitRule rule;
-  rule.kind = UnitRule::Kind::custom;
-  rule.is_unit = OddNet::is_unit;
-  return rule;
-}
-
 std::vector<Case> cases(int ranks, const UnitRule& units) {
   std::vector<Case> all;
   const auto add = [&](const std::string& name, ShardingPolicy policy,

@@ -39,13 +39,6 @@ ShardingOptions with_units(UnitRule rule) {
   return options;
 }
 
-UnitRule cells() {
-  UnitRule rule;
-  rule.kind = UnitRule::Kind::custom;
-  rule.is_unit = OddNet::is_unit;
-  return rule;
-}
-
 bool is_below(const Module& module, const Parameter* parameter) {
   return std::ranges::count(module.parameters(), parameter) > 0;
 }
