@@ -14,13 +14,6 @@ namespace {
 
 using P = ShardingPolicy;
 
-UnitRule cells() {
-  UnitRule rule;
-  rule.kind = UnitRule::Kind::custom;
-  rule.is_unit = OddNet::is_unit;
-  return rule;
-}
-
 struct Case {
   std::string name;
   ShardingOptions options;
@@ -103,9 +96,9 @@ TEST_CASE("passes: adding up on each rank, reduced at last, gives equal bits und
   for (const auto& [work, units] : workloads()) {
     for (const std::int64_t passes : {1, 2, 3}) {
       RunOptions run;
-      run.steps = 4;
+      run.steps = 3;
       run.passes = passes;
-      for (const int ranks : {1, 2, 3, 4}) check_bitwise(ranks, work, units, run);
+      for (const int ranks : {1, 3, 4}) check_bitwise(ranks, work, units, run);
     }
   }
 }
@@ -114,20 +107,20 @@ TEST_CASE("passes: reducing after each gives equal bits under every policy that 
   for (const auto& [work, units] : workloads()) {
     for (const std::int64_t passes : {2, 3}) {
       RunOptions run;
-      run.steps = 4;
+      run.steps = 3;
       run.passes = passes;
       run.sync_each_pass = true;
-      for (const int ranks : {1, 2, 3, 4}) check_bitwise(ranks, work, units, run);
+      for (const int ranks : {1, 3, 4}) check_bitwise(ranks, work, units, run);
     }
   }
 }
 
 TEST_CASE("passes: several small ones are one large one") {
   for (const auto& [work, units] : workloads()) {
-    for (const int ranks : {1, 2, 3}) {
+    for (const int ranks : {1, 2}) {
       CAPTURE(ranks);
       RunOptions run;
-      run.steps = 5;
+      run.steps = 4;
       run.dtype = DType::f64;
       run.sharding.policy = P::none;
       run.sharding.units = units;
@@ -174,6 +167,26 @@ TEST_CASE("ranks: any number of them trains alike on one global batch") {
   }
 }
 
+TEST_CASE("ranks: any mesh trains alike, also where sums are taken in another order") {
+  for (const auto& [work, units] : workloads()) {
+    RunOptions run;
+    run.dtype = DType::f64;
+    run.steps = 5;
+    run.sharding.units = units;
+    const RunResult expected = train_ranks(1, work, run);
+    for (const char* text : {"shard=2,replicate=2", "replicate=2,shard=3", "shard=3,replicate=2",
+                             "replicate=3,shard=1", "replicate=1,shard=3", "replicate=3,shard=2"}) {
+      CAPTURE(text);
+      run.sharding.mesh = ProcessMesh::parse(text);
+      for (const P policy : {P::hybrid, P::none}) {
+        CAPTURE(name_of(policy));
+        run.sharding.policy = policy;
+        check_near(train_ranks(run.sharding.mesh->size(), work, run), expected, 1e-10, 1e-8);
+      }
+    }
+  }
+}
+
 TEST_CASE("ranks: uneven shares, and ranks without a sample, change nothing") {
   for (const auto& [work, units] : workloads()) {
     for (const std::int64_t batch : {1, 2, 5, 11}) {
@@ -181,7 +194,7 @@ TEST_CASE("ranks: uneven shares, and ranks without a sample, change nothing") {
       RunOptions run;
       run.dtype = DType::f64;
       run.batch = batch;
-      run.steps = 5;
+      run.steps = 3;
       run.sharding.units = units;
       const RunResult expected = train_ranks(1, work, run);
       for (const int ranks : {3, 4}) {

@@ -15,23 +15,6 @@ namespace {
 using P = ShardingPolicy;
 using doctest::Contains;
 
-constexpr P kPolicies[] = {P::none, P::zero1, P::zero2, P::grad_op, P::zero3, P::hybrid};
-
-RunOptions run_of(P policy, int ranks, bool odd = false) {
-  RunOptions run;
-  run.sharding.policy = policy;
-  run.steps = 4;
-  if (policy == P::hybrid) {
-    const int shard = ranks % 2 == 0 ? 2 : 1;
-    run.sharding.mesh = ProcessMesh({{"replicate", ranks / shard}, {"shard", shard}});
-  }
-  if (odd) {
-    run.sharding.units.kind = UnitRule::Kind::custom;
-    run.sharding.units.is_unit = OddNet::is_unit;
-  }
-  return run;
-}
-
 // Training without an engine: a tape, a model and an optimizer.
 RunResult train_plainly(const Workload& work, const RunOptions& run) {
   Context context({.threads = run.threads, .seed = 3});

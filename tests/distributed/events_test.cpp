@@ -33,7 +33,7 @@ Workload small_vit() {
           {}};
 }
 
-RunOptions run_of(P policy, int prefetch = 1) {
+RunOptions vit_run(P policy, int prefetch = 1) {
   RunOptions run;
   run.sharding.policy = policy;
   run.sharding.prefetch = prefetch;
@@ -43,9 +43,8 @@ RunOptions run_of(P policy, int prefetch = 1) {
 }
 
 RunOptions odd_run(P policy, int prefetch) {
-  RunOptions run = run_of(policy, prefetch);
-  run.sharding.units.kind = UnitRule::Kind::custom;
-  run.sharding.units.is_unit = OddNet::is_unit;
+  RunOptions run = vit_run(policy, prefetch);
+  run.sharding.units = cells();
   return run;
 }
 
@@ -113,7 +112,7 @@ std::ptrdiff_t find(const std::vector<ShardingEvent>& events, Kind kind, const s
 }  // namespace
 
 TEST_CASE("schedule: none reduces each unit when its backward is done") {
-  check_schedule(run_of(P::none), std::string(kComputed) + R"(
+  check_schedule(vit_run(P::none), std::string(kComputed) + R"(
     reduce blocks.2, backward blocks.1
     wait_reduce blocks.2, reduce blocks.1, backward blocks.0
     wait_reduce blocks.1, reduce blocks.0
@@ -122,7 +121,7 @@ TEST_CASE("schedule: none reduces each unit when its backward is done") {
 }
 
 TEST_CASE("schedule: zero1 reduces after backward and gathers what was updated") {
-  check_schedule(run_of(P::zero1), std::string(kComputed) + R"(
+  check_schedule(vit_run(P::zero1), std::string(kComputed) + R"(
     backward blocks.1, backward blocks.0
     reduce blocks.2
     wait_reduce blocks.2, reduce blocks.1
@@ -133,7 +132,7 @@ TEST_CASE("schedule: zero1 reduces after backward and gathers what was updated")
 }
 
 TEST_CASE("schedule: zero2 reduces in backward and gathers what was updated") {
-  check_schedule(run_of(P::zero2), std::string(kComputed) + R"(
+  check_schedule(vit_run(P::zero2), std::string(kComputed) + R"(
     reduce blocks.2, backward blocks.1
     wait_reduce blocks.2, reduce blocks.1, backward blocks.0
     wait_reduce blocks.1, reduce blocks.0
@@ -143,7 +142,7 @@ TEST_CASE("schedule: zero2 reduces in backward and gathers what was updated") {
 }
 
 TEST_CASE("schedule: grad_op gathers once and keeps until backward") {
-  check_schedule(run_of(P::grad_op), R"(
+  check_schedule(vit_run(P::grad_op), R"(
     unshard (root), prefetch blocks.0, wait (root), forward (root)
     prefetch blocks.1, wait blocks.0, forward blocks.0
     prefetch blocks.2, wait blocks.1, forward blocks.1
@@ -157,7 +156,7 @@ TEST_CASE("schedule: grad_op gathers once and keeps until backward") {
 }
 
 TEST_CASE("schedule: zero3 without prefetch gathers each unit when it is needed") {
-  check_schedule(run_of(P::zero3, 0), R"(
+  check_schedule(vit_run(P::zero3, 0), R"(
     unshard (root), wait (root), forward (root)
     unshard blocks.0, wait blocks.0, forward blocks.0, reshard blocks.0
     unshard blocks.1, wait blocks.1, forward blocks.1, reshard blocks.1
@@ -189,12 +188,12 @@ constexpr const char* kOneAhead = R"(
     wait_reduce (root))";
 
 TEST_CASE("schedule: zero3 and hybrid gather one unit ahead in both directions") {
-  check_schedule(run_of(P::zero3), kOneAhead);
-  check_schedule(run_of(P::hybrid), kOneAhead);
+  check_schedule(vit_run(P::zero3), kOneAhead);
+  check_schedule(vit_run(P::hybrid), kOneAhead);
 }
 
 TEST_CASE("schedule: zero3 with prefetch 2 keeps two units ahead") {
-  check_schedule(run_of(P::zero3, 2), R"(
+  check_schedule(vit_run(P::zero3, 2), R"(
     unshard (root), prefetch blocks.0, prefetch blocks.1, wait (root), forward (root)
     prefetch blocks.2, wait blocks.0, forward blocks.0, reshard blocks.0
     wait blocks.1, forward blocks.1, reshard blocks.1
@@ -211,7 +210,7 @@ TEST_CASE("schedule: zero3 with prefetch 2 keeps two units ahead") {
 }
 
 TEST_CASE("schedule: the neighbour's gather runs while a unit computes") {
-  const auto events = events_on_meta(4, small_vit(), run_of(P::zero3), 1).front();
+  const auto events = events_on_meta(4, small_vit(), vit_run(P::zero3), 1).front();
   for (const auto& [unit, next] : {std::pair{"blocks.0", "blocks.1"}, {"blocks.1", "blocks.2"}}) {
     const auto computes = find(events, Kind::forward, unit);
     REQUIRE(computes >= 0);
@@ -258,8 +257,8 @@ TEST_CASE("schedule: few units are gathered and one is reduced at any moment") {
   };
   std::vector<Case> cases;
   for (const int prefetch : {0, 1, 2, 4}) {
-    cases.push_back({small_vit(), run_of(P::zero3, prefetch), 1});
-    cases.push_back({small_vit(), run_of(P::hybrid, prefetch), 1});
+    cases.push_back({small_vit(), vit_run(P::zero3, prefetch), 1});
+    cases.push_back({small_vit(), vit_run(P::hybrid, prefetch), 1});
     cases.push_back({odd_net(), odd_run(P::zero3, prefetch), 2});
     cases.push_back({odd_net(), odd_run(P::none, prefetch), 2});
     cases.push_back({odd_net(), odd_run(P::zero1, prefetch), 2});

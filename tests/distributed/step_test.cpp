@@ -11,23 +11,6 @@ namespace {
 
 using P = ShardingPolicy;
 
-constexpr P kPolicies[] = {P::none, P::zero1, P::zero2, P::grad_op, P::zero3, P::hybrid};
-
-RunOptions run_of(P policy, int ranks, bool odd = false) {
-  RunOptions run;
-  run.sharding.policy = policy;
-  run.steps = 4;
-  if (policy == P::hybrid) {
-    const int shard = ranks % 2 == 0 ? 2 : 1;
-    run.sharding.mesh = ProcessMesh({{"replicate", ranks / shard}, {"shard", shard}});
-  }
-  if (odd) {
-    run.sharding.units.kind = UnitRule::Kind::custom;
-    run.sharding.units.is_unit = OddNet::is_unit;
-  }
-  return run;
-}
-
 std::string message_of(const std::function<void()>& call) {
   try {
     call();
@@ -85,13 +68,14 @@ TEST_CASE("tapes: two forwards, then two backwards, are two passes, under every 
   for (const bool odd : {false, true}) {
     CAPTURE(odd);
     const Workload work = odd ? odd_net() : tied_vit();
-    for (const int ranks : {1, 2, 3, 4}) {
+    for (const int ranks : {1, 3, 4}) {
       CAPTURE(ranks);
       std::optional<RunResult> expected_reversed;
       for (const P policy : kPolicies) {
         CAPTURE(name_of(policy));
         RunOptions run = run_of(policy, ranks, odd);
         run.passes = 2;
+        run.steps = 2;
         CHECK(train_two_tapes(ranks, work, run) == train_ranks(ranks, work, run));
         const RunResult reversed = train_two_tapes(ranks, work, run, true);
         if (!expected_reversed) expected_reversed = reversed;
@@ -183,13 +167,18 @@ TEST_CASE("steps: one given up after an exception on all ranks can be done anew"
       for (const P policy : kPolicies) {
         CAPTURE(name_of(policy));
         RunOptions run = run_of(policy, 3, odd);
+        // In the second pass while the first one's sums are there, or being taken.
+        run.passes = 2;
+        run.steps = 3;
+        run.sync_each_pass = unit_policy(run.sharding).shard_gradients;
         const RunResult expected = train_ranks(3, work, run);
         on_threads(3, work, run, [&](RankTrainer& rank) {
           bool armed = false;
+          int passes = 0;
           Module* module = rank.model.get();
           for (const std::string& name : path) module = module->child(name).get();
           const auto hook = [&](Module&, const Variable& x) {
-            if (!armed) return x;
+            if (!armed || ++passes < 2) return x;
             SHERD_CHECK(place == Place::backward, "armed");
             rank.context.tape()->on_backward("bomb", [] { fail("armed"); });
             return x;
@@ -203,6 +192,7 @@ TEST_CASE("steps: one given up after an exception on all ranks can be done anew"
           for (int step = 0; step < run.steps; ++step) {
             for (int tries = 0; tries < step; ++tries) {
               armed = true;
+              passes = 0;
               const std::string message = message_of([&] { rank.step(step); });
               SHERD_CHECK(contains(message, "armed"), "got '{}'", message);
               rank.engine.abandon_step();
