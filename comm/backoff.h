@@ -29,6 +29,10 @@ class Backoff {
       std::this_thread::sleep_for(std::chrono::microseconds(kSleepMicroseconds));
     }
   }
+  // Not sleeping yet.
+  bool awake() const {
+    return looks_ < spins_ + yields_;
+  }
   // Now and then: time for what costs more than a look.
   bool time_for_a_check() const {
     return looks_ % 16 == 0;

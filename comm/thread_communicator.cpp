@@ -3,12 +3,14 @@
 // published its buffers and the calls are compared; between them each rank reads what it needs
 // straight from the others' memory and writes only what nobody else reads; after the second the
 // buffers are free again.
+#include <sherd/comm/backoff.h>
 #include <sherd/comm/communicator.h>
 #include <sherd/comm/disagreement.h>
 #include <sherd/comm/reduce.h>
 #include <sherd/runtime/error.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <map>
@@ -61,7 +63,13 @@ class Group {
     }
     end_if_stuck();
     const std::uint64_t mine = meeting_;
-    changed_.wait(lock, [&] { return meeting_ != mine || ended_; });
+    const auto over = [&] { return meeting_ != mine || ended_; };
+    // Ranks that compute the same arrive at nearly the same time: to look a while is faster than to
+    // be woken.
+    lock.unlock();
+    for (Backoff backoff(crowded_); backoff.awake() && !over();) backoff.pause();
+    lock.lock();
+    changed_.wait(lock, over);
     if (meeting_ == mine) throw_if_ended();
   }
 
@@ -205,8 +213,10 @@ class Group {
   std::vector<Talk> talks_;
   std::vector<bool> left_, waits_;  // waits_: in a meeting
   std::size_t waiting_ = 0, reading_ = 0;
-  std::uint64_t meeting_ = 0;
-  bool ended_ = false;
+  // Changed under the mutex; looked at without it by ranks that wait.
+  std::atomic<std::uint64_t> meeting_ = 0;
+  std::atomic<bool> ended_ = false;
+  bool crowded_ = is_crowded(size());
   std::string reason_;
   std::map<std::pair<std::int64_t, int>, std::shared_ptr<Group>> children_;
 };
