@@ -342,10 +342,13 @@ GlobalStep ShardingEngine::agree(double loss) {
   for (const auto& unit : units_) {
     message.insert(message.end(), unit->arrivals().begin(), unit->arrivals().end());
   }
-  timed([&] {
-    groups_.world.all_reduce(message.data(), static_cast<std::int64_t>(message.size()), DType::i64,
-                             ReduceOp::sum, "step: norm, loss and which gradients there are");
+  // On the stream as well, so that a rank that does something else meets this call there.
+  static constexpr const char* kLabel = "step: norm, loss and which gradients there are";
+  const Event summed = groups_.enqueue(kLabel, [&] {
+    groups_.sum_over_all(message.data(), static_cast<std::int64_t>(message.size()), DType::i64,
+                         kLabel);
   });
+  timed([&] { summed.wait(); });
   const auto sum_at = [&](std::size_t index) {
     ExactSum::Words words;
     std::copy_n(message.begin() + static_cast<std::ptrdiff_t>(index * words.size()), words.size(),
@@ -370,7 +373,7 @@ void ShardingEngine::finish_step() {
     log(Kind::gather_update, unit->name());
   }
   timed([&] {
-    for (const Event& event : updates) groups_.wait(event, "update");
+    for (const Event& event : updates) event.wait();
   });
   for (const auto& unit : units_) unit->clear_gradients();
   reshard_all();
@@ -412,19 +415,6 @@ std::vector<std::string> ShardingEngine::forward_order() const {
 
 bool ShardingEngine::replicated() const {
   return options_.policy == ShardingPolicy::none || groups_.world.size() == 1;
-}
-
-CommunicationCounters ShardingEngine::counters() const {
-  CommunicationCounters total;
-  for (const Communicator* group : {&groups_.world, groups_.gather.get(), groups_.reduce.get(),
-                                    groups_.replicate.get(), groups_.secondary.get()}) {
-    if (group == nullptr) continue;
-    for (std::size_t i = 0; i < kCollectives; ++i) {
-      total.calls[i] += group->counters().calls[i];
-      total.bytes[i] += group->counters().bytes[i];
-    }
-  }
-  return total;
 }
 
 void ShardingEngine::check_trainable() const {

@@ -84,8 +84,8 @@ class SHERD_API ShardingEngine {
 
   // Seconds this rank's computing thread has waited for communication.
   double exposed_seconds() const { return exposed_seconds_; }
-  // Everything sent since the engine was made, over all its groups.
-  CommunicationCounters counters() const;
+  // Everything sent since the communicators were made, over all groups.
+  CommunicationCounters counters() const { return groups_.counters(); }
 
   void record_events(bool on) { recording_events_ = on; }
   const std::vector<ShardingEvent>& events() const { return events_; }

@@ -4,7 +4,6 @@
 #include <sherd/runtime/error.h>
 
 #include <algorithm>
-#include <chrono>
 #include <numeric>
 
 namespace sherd {
@@ -22,33 +21,21 @@ bool has_axis(const ProcessMesh& mesh, const char* name) {
   return std::ranges::any_of(mesh.axes(), [&](const auto& axis) { return axis.name == name; });
 }
 
-Event run_on(Stream& stream, Trace& trace, int track, std::string label,
-             std::function<void()> call) {
-  stream.enqueue([&trace, track, label = std::move(label), call = std::move(call)] {
-    const TraceScope scope(trace, label, "communication", track);
-    call();
-  });
-  return stream.record();
-}
-
 }  // namespace
 
-ShardingGroups::ShardingGroups(Context& context, Communicator& all, const ShardingOptions& options)
-    : world(all),
-      gather_stream(stream_kind(context), "gather stream"),
-      reduce_stream(stream_kind(context), "reduce stream"),
-      trace(context.trace()),
-      gather_track(trace.track("gather stream")),
-      reduce_track(trace.track("reduce stream")),
-      wait_limit_seconds(options.wait_limit_seconds) {
+ShardingGroups::ShardingGroups(Context& context, Communicator& ranks,
+                               const ShardingOptions& options)
+    : world(ranks),
+      stream_(stream_kind(context), "communication stream"),
+      trace_(context.trace()),
+      track_(trace_.track("communication stream")) {
   const ProcessMesh mesh = mesh_of(options, world.size());
   const int rank = world.rank();
   std::vector<int> sharers{rank};
   if (has_axis(mesh, "shard")) sharers = mesh.group(rank, "shard");
-  gather = world.split(sharers, "sharding: ranks that gather together");
-  reduce = world.split(sharers, "sharding: ranks that reduce together");
-  shard_rank = gather->rank();
-  shard_count = gather->size();
+  shard = world.split(sharers, "sharding: ranks that share a copy of the model");
+  shard_rank = shard->rank();
+  shard_count = shard->size();
   if (has_axis(mesh, "replicate") && mesh.axis_size("replicate") > 1) {
     replica = mesh.coordinate(rank, "replicate");
     replicate = world.split(mesh.group(rank, "replicate"), "sharding: ranks with the same shard");
@@ -57,27 +44,42 @@ ShardingGroups::ShardingGroups(Context& context, Communicator& all, const Shardi
     const int size = options.reshard_after_forward.group_size;
     std::vector<int> neighbours(static_cast<std::size_t>(size));
     std::iota(neighbours.begin(), neighbours.end(), shard_rank / size * size);
-    secondary = gather->split(neighbours, "sharding: neighbours with a secondary copy");
+    secondary = shard->split(neighbours, "sharding: neighbours with a secondary copy");
+  }
+  if (replicate || secondary) {
+    std::vector<int> everyone(static_cast<std::size_t>(world.size()));
+    std::iota(everyone.begin(), everyone.end(), 0);
+    all_ = world.split(everyone, "sharding: all ranks");
   }
 }
 
-Event ShardingGroups::on_gather_stream(std::string label, std::function<void()> call) {
-  return run_on(gather_stream, trace, gather_track, std::move(label), std::move(call));
+Event ShardingGroups::enqueue(const std::string& label, std::function<void()> call) {
+  stream_.enqueue([this, label, call = std::move(call)] {
+    const TraceScope scope(trace_, label, "communication", track_);
+    if (all_) all_->barrier(label);
+    call();
+  });
+  return stream_.record();
 }
 
-Event ShardingGroups::on_reduce_stream(std::string label, std::function<void()> call) {
-  return run_on(reduce_stream, trace, reduce_track, std::move(label), std::move(call));
+void ShardingGroups::sum_over_all(void* data, std::int64_t count, DType dtype,
+                                  std::string_view label) {
+  shard->all_reduce(data, count, dtype, ReduceOp::sum, label);
+  if (replicate) replicate->all_reduce(data, count, dtype, ReduceOp::sum, label);
 }
 
-void ShardingGroups::wait(const Event& event, const std::string& label) {
-  const std::chrono::duration<double> limit(wait_limit_seconds);
-  if (!event.wait_for(std::chrono::duration_cast<std::chrono::milliseconds>(limit))) {
-    world.abort(
-        fmt::format("rank {} has waited {} s for '{}', for which not all ranks have come; all must "
-                    "run the same units in the same order",
-                    world.rank(), wait_limit_seconds, label));
+CommunicationCounters ShardingGroups::counters() const {
+  CommunicationCounters total;
+  const Communicator* const groups[] = {&world, shard.get(), replicate.get(), secondary.get(),
+                                        all_.get()};
+  for (const Communicator* group : groups) {
+    if (group == nullptr) continue;
+    for (std::size_t i = 0; i < kCollectives; ++i) {
+      total.calls[i] += group->counters().calls[i];
+      total.bytes[i] += group->counters().bytes[i];
+    }
   }
-  event.wait();
+  return total;
 }
 
 }  // namespace sherd

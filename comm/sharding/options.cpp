@@ -133,9 +133,6 @@ void validate(const ShardingOptions& options, int ranks) {
                 reshard.group_size, group);
   }
   SHERD_CHECK(options.prefetch >= 0, "--prefetch: must not be negative, got {}", options.prefetch);
-  SHERD_CHECK(options.wait_limit_seconds > 0.0 && options.wait_limit_seconds <= 1e9,
-              "sharding: the wait limit must be from 0 to 10^9 seconds, got {}",
-              options.wait_limit_seconds);
   SHERD_CHECK(options.persist_below >= 0, "--persist-below: must not be negative, got {}",
               options.persist_below);
   SHERD_CHECK(options.persist_below == 0 || shards,

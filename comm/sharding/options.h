@@ -61,9 +61,6 @@ struct ShardingOptions {
   // With several backward passes a step: reduce after each, which holds no full gradients but
   // communicates more, instead of after the last.
   bool reduce_every_pass = false;
-  // How long a rank waits for others before that is an error. Ranks that run different units may
-  // wait in different groups, where nothing else tells them.
-  double wait_limit_seconds = 600.0;
   // Axes "replicate" and "shard" over all ranks. Policy hybrid needs both; none may have one, and
   // then sums in its order; the others shard over all ranks.
   std::optional<ProcessMesh> mesh = {};

@@ -101,13 +101,13 @@ bool ShardedUnit::unshard() {
   if (state_ != State::sharded) return false;
   flat_.storage().restore();
   const bool near = secondary_.defined();
-  Communicator* group = near ? groups_.secondary.get() : groups_.gather.get();
+  Communicator* group = near ? groups_.secondary.get() : groups_.shard.get();
   const Tensor& source = near ? secondary_ : shard_;
   const std::int64_t count = source.numel();
   const void* from = address(source);
   void* to = address(flat_);
   std::string label = name() + (near ? " unshard from neighbours" : " unshard");
-  gathered_ = groups_.on_gather_stream(
+  gathered_ = groups_.enqueue(
       label, [=, dtype = dtype_] { group->all_gather(from, to, count, dtype, label); });
   flat_.storage().record_use(gathered_);
   source.storage().record_use(gathered_);
@@ -117,7 +117,7 @@ bool ShardedUnit::unshard() {
 
 bool ShardedUnit::wait() {
   if (state_ != State::unsharding) return false;
-  groups_.wait(gathered_, name() + " unshard");
+  gathered_.wait();
   state_ = State::unsharded;
   return true;
 }
@@ -185,16 +185,13 @@ void ShardedUnit::start_reduce() {
   const void* from = address(full_grad_);
   void* to = address(result);
   const std::int64_t count = result.numel();
-  Communicator* group = groups_.reduce.get();
-  Communicator* across = groups_.replicate.get();
   std::string label = name() + " reduce";
-  reduced_ = groups_.on_reduce_stream(label, [=, dtype = dtype_] {
-    if (all) {
-      group->all_reduce(to, count, dtype, ReduceOp::sum, label);
-    } else {
-      group->reduce_scatter(from, to, count, dtype, ReduceOp::sum, label);
+  reduced_ = groups_.enqueue(label, [=, groups = &groups_, dtype = dtype_] {
+    if (all) return groups->sum_over_all(to, count, dtype, label);
+    groups->shard->reduce_scatter(from, to, count, dtype, ReduceOp::sum, label);
+    if (groups->replicate) {
+      groups->replicate->all_reduce(to, count, dtype, ReduceOp::sum, label);
     }
-    if (across != nullptr) across->all_reduce(to, count, dtype, ReduceOp::sum, label);
   });
   full_grad_.storage().record_use(reduced_);
   result.storage().record_use(reduced_);
@@ -202,7 +199,7 @@ void ShardedUnit::start_reduce() {
 }
 
 void ShardedUnit::finish_reduce() {
-  groups_.wait(reduced_, name() + " reduce");
+  reduced_.wait();
   if (!policy_.shard_gradients) return;  // the full buffer holds the result
   if (adds_) add_inplace(grad_shard_, piece(full_grad_));
   for (Parameter* parameter : plan_.parameters) parameter->clear_grad();
@@ -248,9 +245,9 @@ std::vector<ParameterSpan> ShardedUnit::spans() const {
 Event ShardedUnit::start_gather_update() {
   const void* from = address(shard_);
   void* to = address(flat_);
-  Communicator* group = groups_.gather.get();
+  Communicator* group = groups_.shard.get();
   std::string label = name() + " update";
-  return groups_.on_gather_stream(label, [=, count = layout_.shard_numel(), dtype = dtype_] {
+  return groups_.enqueue(label, [=, count = layout_.shard_numel(), dtype = dtype_] {
     group->all_gather(from, to, count, dtype, label);
   });
 }

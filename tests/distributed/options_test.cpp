@@ -193,11 +193,6 @@ TEST_CASE("options: numbers out of range are refused, with the flag") {
   options = options_of(P::zero3);
   options.persist_below = -7;
   check_refused(options, 4, {"--persist-below", "-7"});
-  for (const double seconds : {0.0, -1.0, std::nan("")}) {
-    options = options_of(P::zero3);
-    options.wait_limit_seconds = seconds;
-    check_refused(options, 4, {"wait limit"});
-  }
   for (const int group : {3, 8}) {
     options = options_of(P::zero3);
     options.reshard_after_forward = {ReshardAfterForward::Kind::group, group};
