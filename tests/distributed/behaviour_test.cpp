@@ -398,7 +398,13 @@ TEST_CASE("modules: a part of the model can be trained by itself where its param
     CHECK(results.front() == results.back());
     return results.front();
   };
+  const RunResult start = train_ranks(1, work, [&] {
+    RunOptions none = run;
+    none.steps = 0;
+    return none;
+  }());
   const RunResult expected = train_part(1);
+  CHECK(expected.weights.at("vit.pos_embed") != start.weights.at("vit.pos_embed"));
   for (const P policy : {P::none, P::zero1, P::zero2}) {
     CAPTURE(name_of(policy));
     run.sharding.policy = policy;
