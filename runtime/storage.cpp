@@ -61,6 +61,9 @@ void* Storage::data() const {
               "{}: its bytes are released (resharded); they can be read only while it is "
               "unsharded",
               owner_.empty() ? "tensor" : owner_);
+  SHERD_CHECK(!arriving_,
+              "{}: its bytes are still being gathered; they can be read only while it is unsharded",
+              owner_.empty() ? "tensor" : owner_);
   SHERD_CHECK(!context_->is_meta(), "a tensor on the meta device has no values to read or write");
   return block_.data;
 }
@@ -76,6 +79,7 @@ void Storage::release() {
   allocator_->release(block_, category_, std::exchange(pending_, {}));
   block_ = {};
   released_ = true;
+  arriving_ = false;
 }
 
 void Storage::restore() {

@@ -44,6 +44,9 @@ class SHERD_API Storage {
   void release();  // gives the bytes back; the storage and its version stay
   void restore();  // allocates bytes again, with undefined contents
 
+  // While bytes are on their way into it (a gather), reading it is an error too.
+  void set_arriving(bool arriving) { arriving_ = arriving; }
+
   std::uint64_t version() const { return version_; }
   void mark_modified() { ++version_; }
 
@@ -65,6 +68,7 @@ class SHERD_API Storage {
   std::function<void()> deleter_;  // set for from_blob only
   bool external_ = false;
   bool released_ = false;
+  bool arriving_ = false;
   std::uint64_t version_ = 0;
   std::vector<Event> pending_;
   std::string owner_;

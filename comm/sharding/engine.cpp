@@ -131,7 +131,8 @@ void ShardingEngine::log(Kind kind, const std::string& unit) {
   if (recording_events_) events_.push_back({kind, unit});
 }
 
-void ShardingEngine::visit_shards(const ShardVisitor& visit) const {
+void ShardingEngine::visit_shards(const ShardVisitor& visit) {
+  reshard_all();  // a gathered copy would not see what is written to shards
   for (const auto& unit : units_) unit->visit_shards(visit);
 }
 
@@ -185,6 +186,8 @@ void ShardingEngine::after_forward(Stage& stage, bool recorded) {
                        before_backward(*recording, index);
                      });
   }
+  // The root too, although its backward often comes next: every policy then does what its row of
+  // the table says, whatever the units.
   if (stage.running == 0) {
     for (ShardedUnit* unit : stage.units) {
       if (unit->policy().reshard_after_forward || !recorded) reshard(*unit, recorded);
@@ -207,10 +210,14 @@ void ShardingEngine::end_pass() {
   order_ = visited_;
 }
 
-void ShardingEngine::unshard(Stage& stage, Kind kind) {
+bool ShardingEngine::unshard(Stage& stage, Kind kind) {
+  bool any = false;
   for (ShardedUnit* unit : stage.units) {
-    if (unit->unshard()) log(kind, unit->name());
+    if (!unit->unshard()) continue;
+    any = true;
+    log(kind, unit->name());
   }
+  return any;
 }
 
 void ShardingEngine::prefetch_after(Stage& stage) {
@@ -229,8 +236,7 @@ void ShardingEngine::prefetch_after(Stage& stage) {
   for (std::size_t i = next_; i < end; ++i) {
     Stage& ahead = *order_[i];
     if (ahead.running > 0 || ahead.prefetched) continue;
-    unshard(ahead, Kind::prefetch);
-    ahead.prefetched = true;
+    ahead.prefetched = unshard(ahead, Kind::prefetch);
   }
 }
 
@@ -294,7 +300,8 @@ void ShardingEngine::after_backward(const Call& call) {
     if (!unit->trainable()) continue;
     unit->mark_passed();
     // zero1 keeps full gradients, and sums them when backward is done.
-    if (sync_ && (unit->policy().shard_gradients || !unit->policy().shard_optimizer)) reduce(*unit);
+    const bool sync = sync_ || options_.reduce_every_pass;
+    if (sync && (unit->policy().shard_gradients || !unit->policy().shard_optimizer)) reduce(*unit);
   }
 }
 

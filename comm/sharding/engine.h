@@ -50,7 +50,7 @@ class SHERD_API ShardingEngine {
   ShardingEngine& operator=(const ShardingEngine&) = delete;
 
   // Calls visit for all elements this rank keeps, between steps, to read or to fill them.
-  void visit_shards(const ShardVisitor& visit) const;
+  void visit_shards(const ShardVisitor& visit);
   // Fills them by the parameters' initialisers and the context's seed.
   void initialize();
 
@@ -59,7 +59,7 @@ class SHERD_API ShardingEngine {
   std::vector<ParameterSpan> spans() const;
 
   // false: backward passes only add up on this rank, until one with true (the default), or
-  // finish_backward(), reduces the sum.
+  // finish_backward(), reduces the sum. With options().reduce_every_pass each one does.
   void set_gradient_sync(bool on) { sync_ = on; }
   // Completes this step's gradients, and sums this rank's loss over the ranks.
   GlobalStep finish_backward(double loss);
@@ -123,7 +123,7 @@ class SHERD_API ShardingEngine {
   void begin_pass();
   void end_pass();
   std::shared_ptr<Recording> recording_of(const Tape& tape);
-  void unshard(Stage& stage, ShardingEvent::Kind kind);
+  bool unshard(Stage& stage, ShardingEvent::Kind kind);  // was there anything to do?
   void prefetch_after(Stage& stage);
   void wait(Stage& stage);
   void reshard(ShardedUnit& unit, bool keep_secondary,

@@ -111,6 +111,7 @@ bool ShardedUnit::unshard() {
       label, [=, dtype = dtype_] { group->all_gather(from, to, count, dtype, label); });
   flat_.storage().record_use(gathered_);
   source.storage().record_use(gathered_);
+  flat_.storage().set_arriving(true);
   state_ = State::unsharding;
   return true;
 }
@@ -118,6 +119,7 @@ bool ShardedUnit::unshard() {
 bool ShardedUnit::wait() {
   if (state_ != State::unsharding) return false;
   gathered_.wait();
+  flat_.storage().set_arriving(false);
   state_ = State::unsharded;
   return true;
 }

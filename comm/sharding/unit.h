@@ -29,7 +29,7 @@ class SHERD_API ShardedUnit {
 
   ShardedUnit(Context& context, ShardingGroups& groups, UnitPlan plan, UnitPolicy policy,
               DType dtype);
-  ~ShardedUnit();  // its parameters hold no data afterwards
+  ~ShardedUnit();
   ShardedUnit(const ShardedUnit&) = delete;
   ShardedUnit& operator=(const ShardedUnit&) = delete;
 
@@ -46,7 +46,9 @@ class SHERD_API ShardedUnit {
   // Parameters. Each returns whether there was anything to do.
   bool unshard();  // starts the all-gather on the gather stream
   bool wait();     // until it has arrived
-  // Gives the bytes back. keep_secondary: the next unshard() comes in this step, from neighbours.
+  // Gives the bytes back. keep_secondary: backward will come for them, so where there are
+  // neighbours this rank keeps its part of their copy, from the end of forward until the last
+  // backward through.
   bool reshard(bool keep_secondary);
   void drop_secondary() { secondary_ = {}; }
 

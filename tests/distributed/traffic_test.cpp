@@ -92,6 +92,7 @@ Traffic expected(const Case& c, const ShardingEngine& engine, std::int64_t eleme
       policy == P::grad_op || c.options.reshard_after_forward.kind == ReshardAfterForward::Kind::no;
   Traffic traffic;
   std::int64_t parameters = 0;
+  std::int64_t across = 0;  // calls among copies, each part of one among shards
   for (const auto& unit : engine.units()) {
     const std::int64_t shard = unit->layout().shard_numel() * element;
     const std::int64_t psi = shard * S;
@@ -107,6 +108,7 @@ Traffic expected(const Case& c, const ShardingEngine& engine, std::int64_t eleme
       }
     }
     if (frozen) continue;
+    if (R > 1) ++across;
     if (policy == P::none) {
       traffic.add(kAllReduce, 2 * psi * (S - 1) / S);
       if (R > 1) traffic.add(kAllReduce, 2 * psi * (R - 1) / R);
@@ -118,7 +120,17 @@ Traffic expected(const Case& c, const ShardingEngine& engine, std::int64_t eleme
   }
   // Apart: the sums behind norm and loss, and a count for each parameter.
   const std::int64_t message = (2 * ExactSum::kWords + parameters) * 8;
-  traffic.add(kAllReduce, 2 * message * (R * S - 1) / (R * S));
+  traffic.add(kAllReduce, 2 * message * (S - 1) / S);
+  if (R > 1) {
+    traffic.add(kAllReduce, 2 * message * (R - 1) / R);
+    ++across;
+  }
+  // Where there are groups beside that of the shards, all ranks compare every call first.
+  if (R > 1 || c.neighbours > 0) {
+    std::int64_t calls = 0;
+    for (const std::int64_t count : traffic.calls) calls += count;
+    traffic.calls[static_cast<std::size_t>(Collective::barrier)] = calls - across;
+  }
   return traffic;
 }
 

@@ -59,7 +59,7 @@ StepResult TrainingStep::run_staged(InputBuffers& inputs, std::int64_t samples,
   double loss = 0.0;
   for (std::int64_t begin = 0; begin < most; begin += micro) {
     const std::int64_t count = std::clamp(mine.size - begin, std::int64_t{0}, micro);
-    engine_.set_gradient_sync(begin + micro >= most || engine_.options().reduce_every_pass);
+    engine_.set_gradient_sync(begin + micro >= most);
     context_.set_random_position({static_cast<std::uint64_t>(steps_), mine.begin + begin});
     if (count > 0) {
       stage(begin, count);
@@ -124,7 +124,7 @@ void TrainingStep::check_finite(const StepResult& result, const InputBuffers& in
   throw AgreedError(message("the loss itself"));
 }
 
-std::string find_non_finite(Module& model, const ShardingEngine& engine, const Tensor& images) {
+std::string find_non_finite(Module& model, ShardingEngine& engine, const Tensor& images) {
   std::string where;
   const std::int64_t pixel = first_non_finite(images);
   if (pixel >= 0) where = fmt::format("the input images (element {})", pixel);
