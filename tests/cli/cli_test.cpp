@@ -1,62 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // The `sherd` program as a user meets it: what it prints, what it refuses, what it leaves behind.
-#include <doctest/doctest.h>
-#include <sys/wait.h>
-
-#include <cstdio>
 #include <cstdlib>
 #include <filesystem>
 #include <string>
 #include <vector>
 
-#include "../unit/io_support.h"
+#include "cli_support.h"
 
 using namespace sherd;
+using namespace sherd::test;
 
 namespace {
-
-struct Output {
-  int status = -1;
-  std::string text;  // stdout and stderr
-};
-
-Output sherd_run(const std::string& arguments) {
-  const std::string command = std::string(SHERD_PROGRAM) + " " + arguments + " 2>&1";
-  Output output;
-  FILE* pipe = popen(command.c_str(), "r");
-  REQUIRE(pipe != nullptr);
-  char buffer[4096];
-  for (std::size_t n = 0; (n = fread(buffer, 1, sizeof buffer, pipe)) > 0;)
-    output.text.append(buffer, n);
-  const int status = pclose(pipe);
-  output.status = WIFEXITED(status) ? WEXITSTATUS(status) : -1;
-  return output;
-}
-
-// One clear error: one line, "sherd: ", every piece in it, status 1.
-void refuses(const std::string& arguments, const std::vector<std::string>& pieces) {
-  const Output output = sherd_run(arguments);
-  CAPTURE(arguments);
-  CAPTURE(output.text);
-  CHECK(output.status == 1);
-  const auto at = output.text.rfind("sherd: ");
-  REQUIRE(at != std::string::npos);
-  const std::string message = output.text.substr(at);
-  CHECK(message.find('\n') == message.size() - 1);
-  for (const std::string& piece : pieces) {
-    CAPTURE(piece);
-    CHECK(message.find(piece) != std::string::npos);
-  }
-}
-
-bool contains(const Output& output, const std::string& piece) {
-  return output.text.find(piece) != std::string::npos;
-}
-
-const std::string kTinyModel =
-    "--dataset synthetic --image-size 1x8x8 --classes 3 --patch 4 --dim 16 --depth 1 --heads 2 "
-    "--batch-size 16 --threads 1 ";
-const std::string kTiny = kTinyModel + "--images 64 ";
 
 // IDX files of four images of 8 x 8.
 struct IdxFolder : test::TempDirectory {
@@ -244,9 +198,9 @@ TEST_CASE("cli: outputs are never overwritten and must be writable") {
 
 TEST_CASE("cli: a signal ends the run with its weights saved") {
   const test::TempDirectory folder;
-  const std::string command = "timeout -s INT 1 " + std::string(SHERD_PROGRAM) + " train " + kTiny +
-                              "--images 100000 --epochs 100 --out " + folder.path("run") + " >" +
-                              folder.path("text") + " 2>&1";
+  const std::string command = "timeout --foreground -s INT 1 " + std::string(SHERD_PROGRAM) +
+                              " train " + kTiny + "--images 100000 --epochs 100 --out " +
+                              folder.path("run") + " >" + folder.path("text") + " 2>&1";
   const int status = std::system(command.c_str());
   CHECK(WEXITSTATUS(status) == 124);  // timeout's own: it sent the signal
   CHECK(std::filesystem::exists(folder.path("run/model.safetensors")));

@@ -51,7 +51,7 @@ std::string SettingFlags::other_than(const std::vector<std::string>& keys) const
 
 void check_one_process(const char* command) {
   SHERD_CHECK(!under_launcher(),
-              "sherd {} works in one process, but a launcher started several; start it without",
+              "{}: works in one process, but a launcher started several; start it without",
               command);
 }
 

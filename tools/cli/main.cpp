@@ -67,14 +67,15 @@ int run(int argc, char** argv) {
   try {
     app.parse(argc, argv);
   } catch (const CLI::ParseError& error) {
-    if (error.get_exit_code() == 0) return app.exit(error);  // --help and --version
+    // --help and --version
+    if (error.get_exit_code() == 0) return is_first_process() ? app.exit(error) : 0;
     fail("{}", error.what());
   }
   CLI::App* given = given_command(&app);
   const std::vector<std::string> rest = app.remaining(true);
   if (!rest.empty()) fail("{}", unknown_words(given, rest.front()));
   if (!given->get_subcommands({}).empty()) {  // a command of commands alone
-    fmt::print(stderr, "{}", given->help());
+    if (is_first_process()) fmt::print(stderr, "{}", given->help());
     return 2;
   }
   for (const cli::Command& command : commands) {

@@ -15,12 +15,12 @@ namespace {
   const std::string prefix = fmt::format("rank {}: ", world.rank());
   if (!message.starts_with(prefix)) message = prefix + message;
   world.abort(message);
-  if (world.end_reason() == message) throw GroupEnded(message);
-  throw Error(message);
+  // Of several ranks that fail at once, as when a file is missing, one gives the reason.
+  throw GroupEnded(world.end_reason());
 }
 
 // Every process comes here with a message: its own, or the one that its group has ended with. The
-// first process prints that one, others only what nobody else has heard.
+// first process prints the group's, as one that runs ranks as threads does.
 void run_launched(const std::function<void(Communicator&)>& body) {
   const std::unique_ptr<Communicator> world = make_mpi_communicator();
   try {
@@ -54,7 +54,8 @@ int planned_ranks(const TrainSettings& settings) {
               "install mpich and libmpich-dev and build with -Dmpi=enabled, or use --ranks {} "
               "without a launcher",
               launcher->name, launcher->size, launcher->size);
-  SHERD_CHECK(settings.ranks == 1,
+  // The configuration of a run has its number of ranks, and may be repeated with processes.
+  SHERD_CHECK(settings.ranks == 1 || settings.ranks == launcher->size,
               "--ranks {}: makes threads of one process, but {} started {} processes already; "
               "leave --ranks out, or start sherd without {}",
               settings.ranks, launcher->name, launcher->size, launcher->name);

@@ -51,6 +51,15 @@ json memory_json(const MemoryBreakdown& bytes) {
   return object;
 }
 
+// Before a model is made, whose differences say less about what to change.
+void check_same_start(Communicator& world, const TrainSettings& settings, const DataSource& data) {
+  std::vector<std::string> lines{
+      fmt::format("{} training and {} test images", data.train->size(), data.test->size())};
+  std::istringstream text(settings_to_toml(settings));
+  for (std::string line; std::getline(text, line);) lines.push_back(line);
+  check_same(world, lines, "were started with different data or settings");
+}
+
 // JSON has no infinity or NaN.
 json number(double value) {
   return std::isfinite(value) ? json(value) : json(nullptr);
@@ -76,8 +85,8 @@ class Run {
     try {
       plan();
       prepare();
-      agree_on_errors(world_, is_first() ? message_of([&] { claim_files(); }) : std::string());
-      claimed_ = true;
+      agree_on_errors(world_, message_of([&] { claim_files(); }));
+      share_out();
       if (!settings_.trace.empty()) context_.trace().enable();
       agree_on_errors(world_, is_first() ? message_of([&] { start_log(); }) : std::string());
       train_epochs();
@@ -103,6 +112,8 @@ class Run {
   static std::string message_of(const std::function<void()>& work) {
     try {
       work();
+    } catch (const std::bad_alloc&) {
+      return "the system has no memory left";
     } catch (const std::exception& error) {
       return error.what();
     }
@@ -117,11 +128,6 @@ class Run {
     const std::int64_t images = data_.train->size();
     info_.train_images = images;
     info_.test_images = data_.test->size();
-    std::vector<std::string> lines{
-        fmt::format("{} training and {} test images", info_.train_images, info_.test_images)};
-    std::istringstream text(settings_to_toml(settings_));
-    for (std::string line; std::getline(text, line);) lines.push_back(line);
-    check_same(world_, lines, "were started with different data or settings");
     info_.steps_per_epoch = (images + settings_.batch_size - 1) / settings_.batch_size;
     info_.total_steps = info_.steps_per_epoch * settings_.epochs;
     if (settings_.max_steps > 0) {
@@ -156,6 +162,24 @@ class Run {
   }
 
   void claim_files() {
+    if (is_first()) claim_out();
+    if (!settings_.trace.empty()) claim(trace_path(), "");
+  }
+
+  void claim(const std::string& path, std::string_view text) {
+    create_new_file(path, text);
+    claimed_.push_back(path);
+  }
+
+  // Rank 0 chose the folder, but any rank may have to say where something is.
+  void share_out() {
+    auto size = static_cast<std::int64_t>(info_.out.size());
+    world_.broadcast(&size, 1, DType::i64, 0, "the length of the folder's name");
+    info_.out.resize(static_cast<std::size_t>(size));
+    world_.broadcast(info_.out.data(), size, DType::u8, 0, "the folder's name");
+  }
+
+  void claim_out() {
     if (settings_.out.empty()) {
       info_.out = make_default_out(settings_);
     } else {
@@ -180,15 +204,8 @@ class Run {
     for (std::string* path : {&resolved.data_dir, &resolved.weights}) {
       if (!path->empty()) *path = std::filesystem::absolute(*path).string();
     }
-    create_new_file(outcome_.config_path, settings_to_toml(resolved));
-    if (!settings_.trace.empty()) {
-      try {
-        create_new_file(settings_.trace, "");
-      } catch (...) {
-        std::filesystem::remove(outcome_.config_path);
-        throw;
-      }
-    }
+    resolved.ranks = world_.size();  // a launcher's too
+    claim(outcome_.config_path, settings_to_toml(resolved));
   }
 
   // Rank 0 writes to the path given, the others beside it.
@@ -222,6 +239,7 @@ class Run {
 
   void start_log() {
     log_ = std::make_unique<JsonLinesLog>(outcome_.log_path, JsonLinesLog::Mode::truncate);
+    claimed_.push_back(outcome_.log_path);
     log_start();
     observer_.on_start(info_);
   }
@@ -230,10 +248,9 @@ class Run {
   // trace, so that the corrected command can be repeated.
   void remove_files() {
     log_.reset();
-    if (!is_first() || !claimed_) return;
-    for (const std::string& path : {outcome_.config_path, outcome_.log_path, settings_.trace}) {
+    for (const std::string& path : claimed_) {
       std::error_code ignored;
-      if (!path.empty()) std::filesystem::remove(path, ignored);
+      std::filesystem::remove(path, ignored);
     }
   }
 
@@ -306,6 +323,7 @@ class Run {
       const std::int64_t samples = train_epoch(epoch, &info);
       images_done += samples;
       outcome_.train_seconds += info.seconds;
+      if (samples == 0) break;  // stopped before its first step
       const bool last = epoch + 1 == info_.epochs;
       const bool due =
           last || (settings_.eval_every > 0 && (epoch + 1) % settings_.eval_every == 0);
@@ -499,7 +517,17 @@ class Run {
   std::unique_ptr<JsonLinesLog> log_;  // of rank 0
   std::string failure_;                // of this rank, which the others have not heard of yet
   bool stop_wanted_ = false;
-  bool claimed_ = false;  // the files of the run are ours
+  std::vector<std::string> claimed_;  // files that this rank has made
+};
+
+// Of a rank that is not the first: says nothing, but a signal may reach any process of a launcher.
+class OtherRank final : public TrainObserver {
+ public:
+  explicit OtherRank(TrainObserver& observer) : observer_(observer) {}
+  bool should_stop() override { return under_launcher() && observer_.should_stop(); }
+
+ private:
+  TrainObserver& observer_;
 };
 
 }  // namespace
@@ -519,9 +547,11 @@ TrainOutcome train(const TrainSettings& settings, TrainObserver& observer) {
   if (!under_launcher()) shared = open_data(settings);
   TrainOutcome outcome;
   run_on_ranks(settings, [&](Communicator& world) {
-    TrainObserver quiet;
+    OtherRank other(observer);
     const bool first = world.rank() == 0;
-    Run run(settings, shared ? *shared : open_data(settings), world, first ? observer : quiet);
+    const DataSource data = shared ? *shared : open_data(settings);
+    check_same_start(world, settings, data);
+    Run run(settings, data, world, first ? observer : other);
     const TrainOutcome mine = run.run();
     if (first) outcome = mine;
   });

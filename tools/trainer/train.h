@@ -62,8 +62,9 @@ struct TrainOutcome {
   std::string weights_path, log_path, config_path;
 };
 
-// Trains on the ranks of the settings, or of the launcher; the observer hears of rank 0 alone, and
-// under a launcher only the first process gets an outcome.
+// Trains on the ranks of the settings, or of the launcher; the observer hears of rank 0 alone (but
+// of a launcher's processes each is asked whether to stop), and under a launcher only the first
+// process gets an outcome.
 //
 // Creates `settings.out` (it must not hold a run already) with config.toml, log.jsonl and, at the
 // end, model.safetensors. Settings that cannot be honoured throw before anything is created. A
