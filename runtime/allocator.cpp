@@ -12,10 +12,12 @@ namespace sherd {
 namespace {
 
 // Requests up to kSmall share segments of kSmallSegment bytes, so that they do not nibble at the
-// large ones. A larger request gets a segment of its own size, which later requests may split as
-// long as what is left over is itself large.
+// large ones. Larger ones share segments of a multiple of kLargeSegment, split as long as what is
+// left over is itself large: neighbours that are freed merge, so that the flat gradients of a unit
+// find room where many activations were. Pages that are never touched cost nothing.
 constexpr std::size_t kSmall = std::size_t{256} << 10;
 constexpr std::size_t kSmallSegment = std::size_t{1} << 20;
+constexpr std::size_t kLargeSegment = std::size_t{64} << 20;
 
 // From twice this size on a segment consists of huge pages: fewer page faults and TLB misses on
 // activations of tens of megabytes.
@@ -28,10 +30,8 @@ std::byte* system_allocate(std::size_t bytes) {
   return static_cast<std::byte*>(data);
 }
 
-// What is asked from the system for a request of this many (rounded) bytes.
-std::size_t segment_bytes(std::size_t bytes, bool small) {
-  if (small) return kSmallSegment;
-  return bytes < 2 * kHugePage ? bytes : (bytes + kHugePage - 1) / kHugePage * kHugePage;
+std::size_t round_up(std::size_t bytes, std::size_t multiple) {
+  return (bytes + multiple - 1) / multiple * multiple;
 }
 
 // Only the order matters here: what went wrong on a stream is for those who wait for its results.
@@ -122,9 +122,13 @@ Allocator::Piece* Allocator::merge(Piece* left, Piece* right) {
 }
 
 Allocator::Piece* Allocator::reserve(std::size_t bytes, bool small, MemoryCategory category) {
-  const std::size_t segment = segment_bytes(bytes, small);
+  std::size_t segment = small ? kSmallSegment : round_up(bytes, kLargeSegment);
   const auto over_limit = [&] { return limit_ > 0 && reserved_ + segment > limit_; };
   if (over_limit()) trim();
+  // Near the limit a segment of just the size that is needed may still fit.
+  if (over_limit() && !small) {
+    segment = bytes < 2 * kHugePage ? bytes : round_up(bytes, kHugePage);
+  }
   SHERD_CHECK(!over_limit(),
               "out of memory: {} more for {} would exceed the limit of {}; in use: {}. Raise the "
               "memory limit, or lower the batch size",
