@@ -5,13 +5,13 @@
 #include <sherd/runtime/io/file.h>
 #include <sherd/runtime/io/trace_file.h>
 #include <sherd/tools/trainer/ranks.h>
+#include <sherd/tools/trainer/run_log.h>
 
 #include <algorithm>
 #include <chrono>
 #include <cmath>
 #include <ctime>
 #include <filesystem>
-#include <nlohmann/json.hpp>
 #include <optional>
 #include <sstream>
 
@@ -19,7 +19,6 @@ namespace sherd {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-using json = nlohmann::ordered_json;
 
 double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -43,14 +42,6 @@ std::string make_default_out(const TrainSettings& settings) {
   fail("cannot make the folder {}: {}; choose one with --out", name, error.message());
 }
 
-json memory_json(const MemoryBreakdown& bytes) {
-  json object;
-  for (std::size_t i = 0; i < kMemoryCategories; ++i) {
-    object[std::string(name_of(static_cast<MemoryCategory>(i)))] = bytes[i];
-  }
-  return object;
-}
-
 // Before a model is made, whose differences say less about what to change.
 void check_same_start(Communicator& world, const TrainSettings& settings, const DataSource& data) {
   std::vector<std::string> lines{
@@ -58,11 +49,6 @@ void check_same_start(Communicator& world, const TrainSettings& settings, const 
   std::istringstream text(settings_to_toml(settings));
   for (std::string line; std::getline(text, line);) lines.push_back(line);
   check_same(world, lines, "were started with different data or settings");
-}
-
-// JSON has no infinity or NaN.
-json number(double value) {
-  return std::isfinite(value) ? json(value) : json(nullptr);
 }
 
 class Run {
@@ -238,9 +224,9 @@ class Run {
   }
 
   void start_log() {
-    log_ = std::make_unique<JsonLinesLog>(outcome_.log_path, JsonLinesLog::Mode::truncate);
+    log_ = std::make_unique<RunLog>(outcome_.log_path);
     claimed_.push_back(outcome_.log_path);
-    log_start();
+    log_->start(info_, settings_);
     observer_.on_start(info_);
   }
 
@@ -261,41 +247,37 @@ class Run {
       throw AgreedError(reason);
     }
     engine_.abandon_step();
-    throw AgreedError(reason + rescue_weights());
+    if (log_) log_->error(step_->steps_done(), reason);
+    throw AgreedError(
+        reason + rescue([&](const std::string& path) { save_sharded(model_, engine_, path); }));
   }
 
   // This rank has failed, or heard that another has. What is spread over the ranks is lost.
   [[noreturn]] void give_up_alone(const std::string& reason) {
-    world_.abort(world_.size() == 1 ? reason : fmt::format("rank {}: {}", world_.rank(), reason));
+    if (world_.size() == 1) give_up_together(reason);
+    world_.abort(fmt::format("rank {}: {}", world_.rank(), reason));
     if (!step_ || step_->steps_done() == 0) {
       remove_files();
       fail("{}", reason);
     }
     if (!is_first()) fail("{}", reason);
-    if (engine_.replicated()) fail("{}{}", reason, rescue_weights());
-    log_error(reason);
+    if (log_) log_->error(step_->steps_done(), reason);
+    if (engine_.replicated()) {
+      fail("{}{}", reason, rescue([&](const std::string& path) {
+             save_weights(model_, path, weights_metadata());
+           }));
+    }
     fail("{} (the weights of {} steps are lost, they were spread over ranks that have stopped)",
          reason, step_->steps_done());
   }
 
-  std::string rescue_weights() {
-    const std::string rescue = in_out("model-before-error.safetensors");
-    std::string saved;
+  std::string rescue(const std::function<void(const std::string&)>& save) {
+    const std::string path = in_out("model-before-error.safetensors");
     try {
-      save(rescue);
-      saved = fmt::format(" (the weights after {} steps are in {})", step_->steps_done(), rescue);
+      save(path);
+      return fmt::format(" (the weights after {} steps are in {})", step_->steps_done(), path);
     } catch (const Error& error) {
-      saved = fmt::format(" (and the weights could not be saved: {})", error.what());
-    }
-    return saved;
-  }
-
-  void log_error(const std::string& reason) {
-    if (!is_first()) return;
-    try {
-      log_->write(
-          json{{"event", "error"}, {"steps", step_->steps_done()}, {"error", reason}}.dump());
-    } catch (const Error&) {  // the log may be what failed
+      return fmt::format(" (and the weights could not be saved: {})", error.what());
     }
   }
 
@@ -333,7 +315,7 @@ class Run {
         if (info.evaluated) outcome_.test = info.test;
       }
       by_itself([&] {
-        log_epoch(info);
+        if (log_) log_->epoch(info);
         observer_.on_epoch(info);
       });
     }
@@ -385,7 +367,7 @@ class Run {
     const std::int64_t done = step_->steps_done();
     if (done == kTracedSteps || done == info_.total_steps) write_trace();
     if (done % settings_.log_every == 0 || done == info_.total_steps) {
-      log_step(now);
+      if (log_) log_->step(now, context_.ledger(), engine_.exposed_seconds());
       window = Window{Clock::now()};
     }
     observer_.on_step(now);
@@ -412,7 +394,7 @@ class Run {
   }
 
   void finish() {
-    save(outcome_.weights_path);
+    save_sharded(model_, engine_, outcome_.weights_path);
     by_itself([&] { write_trace(); });
     const Ledger& ledger = context_.ledger();
     outcome_.info = info_;
@@ -422,25 +404,11 @@ class Run {
     outcome_.peak_reserved_bytes =
         static_cast<std::int64_t>(context_.allocator().peak_reserved_bytes());
     outcome_.exposed_seconds = engine_.exposed_seconds();
-    by_itself([&] { log_end(); });
+    by_itself([&] {
+      if (log_) log_->end(outcome_);
+    });
     all_go_on();
   }
-
-  void log_end() {
-    if (!is_first()) return;
-    log_->write(json{{"event", "end"},
-                     {"stopped", outcome_.stopped},
-                     {"steps", outcome_.steps},
-                     {"images_per_second", number(outcome_.images_per_second)},
-                     {"test_accuracy", outcome_.test.accuracy()},
-                     {"test_loss", number(outcome_.test.loss)},
-                     {"peak_bytes", outcome_.peak_bytes},
-                     {"at_peak", memory_json(outcome_.at_peak)},
-                     {"weights", outcome_.weights_path}}
-                    .dump());
-  }
-
-  void save(const std::string& path) { save_sharded(model_, engine_, path); }
 
   // A trace that cannot be written is no reason to stop training.
   void write_trace() {
@@ -451,52 +419,6 @@ class Run {
     } catch (const Error& error) {
       observer_.on_warning(error.what());
     }
-  }
-
-  void log_start() {
-    log_->write(json{{"event", "start"},
-                     {"version", version()},
-                     {"build", build_description()},
-                     {"ranks", info_.ranks},
-                     {"sharding", info_.sharding},
-                     {"threads", info_.threads},
-                     {"parameters", info_.parameters},
-                     {"train_images", info_.train_images},
-                     {"test_images", info_.test_images},
-                     {"total_steps", info_.total_steps},
-                     {"steps_per_epoch", info_.steps_per_epoch},
-                     {"seed", settings_.seed}}
-                    .dump());
-  }
-
-  void log_step(const StepInfo& now) {
-    if (!is_first()) return;
-    log_->write(json{{"event", "step"},
-                     {"epoch", now.epoch},
-                     {"step", now.result.step},
-                     {"loss", number(now.result.loss)},
-                     {"lr", now.result.lr},
-                     {"grad_norm", number(now.result.grad_norm)},
-                     {"images_per_second", number(now.images_per_second)},
-                     {"data_wait", now.data_wait},
-                     {"exposed_communication", engine_.exposed_seconds()},
-                     {"live_bytes", context_.ledger().live_total()},
-                     {"peak_bytes", context_.ledger().peak_total()}}
-                    .dump());
-  }
-
-  void log_epoch(const EpochInfo& info) {
-    if (!is_first()) return;
-    json line{{"event", "epoch"},
-              {"epoch", info.epoch},
-              {"train_loss", number(info.train_loss)},
-              {"seconds", info.seconds},
-              {"images_per_second", number(info.images_per_second)}};
-    if (info.evaluated) {
-      line["test_accuracy"] = info.test.accuracy();
-      line["test_loss"] = number(info.test.loss);
-    }
-    log_->write(line.dump());
   }
 
   static constexpr std::int64_t kTracedSteps = 10;
@@ -514,8 +436,8 @@ class Run {
   std::unique_ptr<InputBuffers> inputs_;
   RunInfo info_;
   TrainOutcome outcome_;
-  std::unique_ptr<JsonLinesLog> log_;  // of rank 0
-  std::string failure_;                // of this rank, which the others have not heard of yet
+  std::unique_ptr<RunLog> log_;  // of rank 0
+  std::string failure_;          // of this rank, which the others have not heard of yet
   bool stop_wanted_ = false;
   std::vector<std::string> claimed_;  // files that this rank has made
 };
@@ -556,89 +478,6 @@ TrainOutcome train(const TrainSettings& settings, TrainObserver& observer) {
     if (first) outcome = mine;
   });
   return outcome;
-}
-
-void check_batch(const TrainSettings& settings, int ranks) {
-  check_range("--batch-size", settings.batch_size, 1, 1 << 24);
-  SHERD_CHECK(settings.batch_size >= ranks,
-              "--batch-size {}: fewer samples than the {} ranks that share them; raise it, or use "
-              "fewer ranks",
-              settings.batch_size, ranks);
-  const std::int64_t most = rank_slice(settings.batch_size, 0, ranks).size;
-  check_range("--micro-batch", settings.micro_batch, 0, std::int64_t{1} << 24);
-  SHERD_CHECK(settings.micro_batch <= most,
-              "--micro-batch {}: a rank has only {} samples of a step (batch of {} / {} rank{}); "
-              "lower it, or raise --batch-size",
-              settings.micro_batch, most, settings.batch_size, ranks, ranks == 1 ? "" : "s");
-}
-
-std::unique_ptr<Optimizer> make_optimizer(const TrainSettings& s) {
-  if (s.optimizer == "adamw") return make_adamw({s.beta1, s.beta2, s.eps, s.weight_decay});
-  if (s.optimizer == "sgd") return make_sgd({s.momentum, s.nesterov, s.weight_decay});
-  fail("unknown optimizer '{}': expected adamw or sgd", s.optimizer);
-}
-
-StepSettings step_settings(const TrainSettings& settings, const LrSchedule& schedule) {
-  return {schedule, settings.clip_grad_norm, settings.label_smoothing, settings.micro_batch};
-}
-
-DType training_dtype(const TrainSettings& settings) {
-  const DType dtype = dtype_from_name(settings.dtype);
-  SHERD_CHECK(dtype == DType::f32 || dtype == DType::f64,
-              "--dtype {}: training computes in f32 or f64", settings.dtype);
-  return dtype;
-}
-
-void make_weights(const TrainSettings& settings, const Module& model, ShardingEngine& engine) {
-  if (settings.weights.empty()) {
-    engine.initialize();
-    return;
-  }
-  const WeightsFile file(settings.weights, model);
-  engine.visit_shards([&](const Parameter& parameter, std::int64_t first, const Tensor& elements) {
-    file.read(parameter, first, elements);
-  });
-}
-
-void save_sharded(const Module& model, ShardingEngine& engine, const std::string& path) {
-  Communicator& world = engine.groups().world;
-  std::unique_ptr<SafetensorsWriter> writer;
-  std::string failure;
-  const auto try_to = [&](const std::function<void()>& work) {
-    if (world.rank() != 0 || !failure.empty()) return;
-    try {
-      work();
-    } catch (const std::exception& error) {
-      failure = error.what();
-    }
-  };
-  try_to([&] {
-    std::vector<SafetensorsWriter::Item> items;
-    for (const Parameter* parameter : model.parameters()) {
-      items.push_back({parameter->name(), parameter->data().dtype(), parameter->shape()});
-    }
-    writer = std::make_unique<SafetensorsWriter>(
-        path, items,
-        std::map<std::string, std::string>{{"format", "pt"}, {"producer", "sherd " + version()}});
-  });
-  engine.visit_parameters([&](Parameter& parameter) {
-    try_to([&] {
-      const Tensor& data = parameter.data();
-      writer->write(parameter.name(),
-                    {static_cast<const std::uint8_t*>(data.raw_data()),
-                     static_cast<std::size_t>(data.numel()) * size_of(data.dtype())});
-    });
-  });
-  try_to([&] { writer->commit(); });
-  agree_on_errors(world, failure);
-}
-
-std::string version() {
-  return SHERD_VERSION;
-}
-
-std::string build_description() {
-  return SHERD_BUILD;
 }
 
 }  // namespace sherd

@@ -6,6 +6,7 @@
 #include <sherd/models/vit.h>
 #include <sherd/tools/trainer/evaluate.h>
 #include <sherd/tools/trainer/settings.h>
+#include <sherd/tools/trainer/setup.h>
 #include <sherd/tools/trainer/training_step.h>
 
 #include <memory>
@@ -71,23 +72,5 @@ struct TrainOutcome {
 // failure after the first step saves what was learnt as model-before-error.safetensors, and says
 // so.
 SHERD_API TrainOutcome train(const TrainSettings& settings, TrainObserver& observer);
-
-// Throws, showing the arithmetic, where the batch does not fit the ranks and the micro-batch.
-SHERD_API void check_batch(const TrainSettings& settings, int ranks);
-// The optimizer of the settings.
-SHERD_API std::unique_ptr<Optimizer> make_optimizer(const TrainSettings& settings);
-SHERD_API StepSettings step_settings(const TrainSettings& settings, const LrSchedule& schedule);
-// f32 or f64; throws for another.
-SHERD_API DType training_dtype(const TrainSettings& settings);
-// Fills the elements this rank keeps: from settings.weights, or by the initialisers.
-SHERD_API void make_weights(const TrainSettings& settings, const Module& model,
-                            ShardingEngine& engine);
-// Writes all parameters to one file, through rank 0. All ranks together; where rank 0 cannot write,
-// all throw an AgreedError.
-SHERD_API void save_sharded(const Module& model, ShardingEngine& engine, const std::string& path);
-
-// "0.1.0, g++ 12.2, oneDNN" and such: what a log should say of the program.
-SHERD_API std::string version();
-SHERD_API std::string build_description();
 
 }  // namespace sherd

@@ -65,7 +65,6 @@ class SHERD_API TrainingStep {
 
 // "parameter ..." or "module ..." where the first non-finite value of a forward pass shows on this
 // rank; empty if there is none. All ranks together.
-SHERD_API std::string find_non_finite(Module& model, ShardingEngine& engine,
-                                      const Tensor& images);
+SHERD_API std::string find_non_finite(Module& model, ShardingEngine& engine, const Tensor& images);
 
 }  // namespace sherd

@@ -1,0 +1,36 @@
+// SPDX-License-Identifier: Apache-2.0
+// What settings make: an optimizer, weights in their shards, a file of them at the end.
+#pragma once
+
+#include <sherd/comm/sharding/engine.h>
+#include <sherd/optim/optimizer.h>
+#include <sherd/tools/trainer/settings.h>
+#include <sherd/tools/trainer/training_step.h>
+
+#include <map>
+#include <memory>
+#include <string>
+
+namespace sherd {
+
+// Throws, showing the arithmetic, where the batch does not fit the ranks and the micro-batch.
+SHERD_API void check_batch(const TrainSettings& settings, int ranks);
+// The optimizer of the settings.
+SHERD_API std::unique_ptr<Optimizer> make_optimizer(const TrainSettings& settings);
+SHERD_API StepSettings step_settings(const TrainSettings& settings, const LrSchedule& schedule);
+// f32 or f64; throws for another.
+SHERD_API DType training_dtype(const TrainSettings& settings);
+// Fills the elements this rank keeps: from settings.weights, or by the initialisers.
+SHERD_API void make_weights(const TrainSettings& settings, const Module& model,
+                            ShardingEngine& engine);
+// Of every file of weights that a run writes.
+SHERD_API std::map<std::string, std::string> weights_metadata();
+// Writes all parameters to one file, through rank 0. All ranks together; where rank 0 cannot write,
+// all throw an AgreedError.
+SHERD_API void save_sharded(const Module& model, ShardingEngine& engine, const std::string& path);
+
+// "0.1.0, g++ 12.2, oneDNN" and such: what a log should say of the program.
+SHERD_API std::string version();
+SHERD_API std::string build_description();
+
+}  // namespace sherd
