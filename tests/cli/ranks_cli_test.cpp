@@ -21,11 +21,9 @@ using json = nlohmann::json;
 namespace {
 
 #ifdef __SANITIZE_ADDRESS__
-constexpr bool kSanitized = true;
 // MPICH leaves memory behind at its end.
-const std::string kMpiexec = "ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 exec mpiexec -n ";
+const std::string kMpiexec = "exec env ASAN_OPTIONS=$ASAN_OPTIONS:detect_leaks=0 mpiexec -n ";
 #else
-constexpr bool kSanitized = false;
 const std::string kMpiexec = "exec mpiexec -n ";
 #endif
 const std::string kSherd = SHERD_PROGRAM;
@@ -358,8 +356,10 @@ namespace {
 class Endless {
  public:
   // processes: 0 for two threads.
-  explicit Endless(int processes, const std::string& arguments = "", const std::string& before = "")
-      : child_(command(processes, arguments, before)) {
+  // before: of the shell; as: the start of another command.
+  explicit Endless(int processes, const std::string& arguments = "", const std::string& before = "",
+                   const std::string& as = "")
+      : child_(command(processes, arguments, before, as)) {
     CHECK(comes_true([&] {
       return text_of(path("run/log.jsonl")).find("\"step\"") != std::string::npos &&
              (processes == 0 || std::filesystem::exists(pid_file(processes - 1)));
@@ -371,11 +371,14 @@ class Endless {
 
  private:
   std::string pid_file(int rank) const { return path("pid" + std::to_string(rank)); }
-  std::string command(int processes, const std::string& arguments, const std::string& before) {
+  std::string command(int processes, const std::string& arguments, const std::string& before,
+                      const std::string& as) {
+    std::filesystem::permissions(path(""), std::filesystem::perms::all);  // of another user too
     const std::string train = "train " + kEndless + arguments + " --out " + path("run");
-    if (processes == 0) return before + "exec " + kSherd + " " + train + " --ranks 2";
-    return before + kMpiexec + std::to_string(processes) + " sh -c 'echo $$ >" + path("pid") +
-           "$PMI_RANK; exec " + kSherd + " " + train + "'";
+    if (processes == 0) return before + "exec " + as + kSherd + " " + train + " --ranks 2";
+    return before + "exec " + as + kMpiexec.substr(kMpiexec.find("exec") + 5) +
+           std::to_string(processes) + " sh -c 'echo $$ >" + path("pid") + "$PMI_RANK; exec " +
+           kSherd + " " + train + "'";
   }
 
   TempDirectory folder_;
@@ -497,27 +500,312 @@ TEST_CASE("ranks: weights that cannot be written at the end are an error of all"
 }
 
 TEST_CASE("ranks: a loader that fails on one rank ends all, with its message and the weights") {
-  if (kSanitized) {
-    MESSAGE("skipped: sanitizers need the memory that is taken away here");
-    return;
+  // A process that may start no more threads cannot begin its next epoch. Root always may.
+  std::string nobody;
+  if (geteuid() == 0) {
+    nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups ";
+    if (std::system((nobody + "test -x " + kSherd + " 2>/dev/null").c_str()) != 0) {
+      MESSAGE("skipped: root cannot run ", kSherd, " as another user here");
+      return;
+    }
   }
-  // More threads at once than glibc keeps stacks for: those of the next epoch need new memory.
-  const std::string arguments = "--workers 12 --log-every 1 --eval-every 0";
   const auto check = [](Endless& run, pid_t process, const std::string& rank) {
-    std::int64_t pages = 0;
-    std::ifstream("/proc/" + std::to_string(process) + "/statm") >> pages;
-    limit(process, RLIMIT_AS, static_cast<std::size_t>(pages) * 4096 - (40 << 20));
+    limit(process, RLIMIT_NPROC, 0);
     const Output output = run.child().wait(60);
     CHECK_FALSE(output.hung);
     const std::string rescue = run.path("run/model-before-error.safetensors");
-    check_refusal(output, {rank, "the weights after", "are in " + rescue});
+    check_refusal(output, {rank, "thread", "the weights after", "are in " + rescue});
+    CHECK(files_under(run.path("run")) ==
+          Names{"config.toml", "log.jsonl", "model-before-error.safetensors"});
     CHECK(sherd_run("eval " + run.path("run") + " --weights " + rescue).status == 0);
   };
+  const std::string arguments = "--log-every 1 --eval-every 0 --workers 2";
   {
-    Endless run(0, arguments);
+    Endless run(0, arguments, "", nobody);
     check(run, run.child().pid(), "rank ");
   }
   if (!have_mpi()) return;
-  Endless run(3, arguments);
+  Endless run(3, arguments, "", nobody);
   check(run, run.rank(1), "rank 1: ");
+}
+
+TEST_CASE("ranks: a loss that is not finite names the layer and saves the weights") {
+  const TempDirectory folder;
+  int count = 0;
+  const std::string arguments = "train " + kRun + "--lr 1e30 --clip-grad-norm 0 --warmup-steps 0 ";
+  for (const std::string policy : {"none", "zero2", "zero3"}) {
+    for (const bool processes : {false, true}) {
+      if (processes && !have_mpi()) continue;
+      const std::string out = folder.path("run" + std::to_string(count++));
+      const std::string all = arguments + "--shard " + policy + " --out " + out;
+      const Output output = processes ? on_processes(3, all) : sherd_run(all + " --ranks 3");
+      const std::string rescue = out + "/model-before-error.safetensors";
+      check_refusal(output, {"step 1: the loss is not finite", "first seen in the output of layer ",
+                             "lower learning rate", "the weights after 1 steps are in " + rescue});
+      CHECK(files_under(out) ==
+            Names{"config.toml", "log.jsonl", "model-before-error.safetensors"});
+      CHECK(sherd_run("inspect weights " + rescue).status == 0);
+    }
+  }
+}
+
+TEST_CASE("ranks: what cannot be honoured is one message, and leaves no file") {
+  const TempDirectory folder;
+  const std::string out = "--out " + folder.path("run") + " ";
+  const std::string run = "train " + kRun + out;
+  refused_on(3, run + "--batchsize 3", {"unknown flag '--batchsize'", "'--batch-size'"});
+  refused_on(3, run + "--shard zero4", {"unknown sharding policy 'zero4'"});
+  refused_on(3, run + "--shard hybrid", {"--mesh"});
+  refused_on(3, run + "--shard hybrid --mesh replicate=2,shard=2",
+             {"--mesh replicate=2,shard=2", "multiply to 4 ranks, there are 3"});
+  refused_on(3, run + "--mesh replicate=3,sharp=1 --shard hybrid", {"sharp"});
+  refused_on(3, run + "--unit blocks", {"--unit", "params:N", "'blocks'"});
+  refused_on(3, run + "--unit params:0", {"--unit"});
+  refused_on(3, run + "--reshard-after-forward 2", {"--reshard-after-forward 2", "divide the 3"});
+  refused_on(3, run + "--reshard-after-forward maybe", {"--reshard-after-forward", "maybe"});
+  refused_on(3, run + "--prefetch -1", {"--prefetch", "-1"});
+  refused_on(3, run + "--persist-below -1", {"--persist-below", "-1"});
+  refused_on(3, run + "--reduce-every micro", {"--reduce-every", "--micro-batch"});
+  refused_on(3, run + "--batch-size 2",
+             {"--batch-size 2: fewer samples than the 3 ranks that share them"});
+  refused_on(3, run + "--micro-batch 7",
+             {"--micro-batch 7: a rank has only 6 samples", "batch of 16 / 3 ranks"});
+  refused_on(3, run + "--memory-limit 20KiB", {"out of memory", "20.0 KiB"});
+  refused_on(3, run + "--weights " + folder.path("none"), {"cannot open '" + folder.path("none")});
+  refused_on(3, run + "--trace " + folder.path("none/t.json"), {"none/t.json"});
+  refused_on(3, "train " + kRun + "--out /proc/none", {"/proc/none: cannot make the folder"});
+  refuses(run + "--ranks 0", {"--ranks: expected 1 to 4096, got 0"});
+  refuses(run + "--ranks -2", {"--ranks"});
+  refuses(run + "--ranks two", {"--ranks: expected a whole number, got 'two'"});
+  refuses(run + "--ranks 17", {"--batch-size 16: fewer samples than the 17 ranks"});
+  CHECK(files_under(folder.path()).empty());
+}
+
+TEST_CASE("ranks: what is in the folder already stays; of two runs into one folder one succeeds") {
+  Runs runs;
+  const std::string there = runs.train(kRun + "--ranks 2");
+  const std::string weights = weights_of(there), log = text_of(there + "/log.jsonl");
+  refused_on(2, "train " + kRun + "--out " + there, {"is there already", "nothing was changed"});
+  CHECK(weights_of(there) == weights);
+  CHECK(text_of(there + "/log.jsonl") == log);
+  for (const bool processes : {false, true}) {
+    if (processes && !have_mpi()) continue;
+    const std::string out = runs.path(processes ? "processes" : "threads");
+    const std::string command =
+        processes ? kMpiexec + "2 " + kSherd + " train " + kRun + "--out " + out
+                  : "exec " + kSherd + " train " + kRun + "--ranks 2 --out " + out;
+    Child one(command), two(command);
+    const Output first = one.wait(60), second = two.wait(60);
+    CHECK(first.status + second.status == 1);
+    check_refusal(first.status != 0 ? first : second, {"is there already"});
+    CHECK(files_under(out) == Names{"config.toml", "log.jsonl", "model.safetensors"});
+    CHECK(weights_of(out) == weights);
+    CHECK(events(log_of(out), "end").size() == 1);
+  }
+}
+
+TEST_CASE("ranks: a launcher and this program must agree on the ranks") {
+  const TempDirectory folder;
+  const std::string run = "train " + kRun + "--out " + folder.path("run");
+  const auto launched = [&](const std::string& variables, const std::string& arguments = "") {
+    return ::run("exec env " + variables + " " + kSherd + " " + run + arguments, 20);
+  };
+  // Left behind by another launcher, or set by hand.
+  for (const char* variables : {"PMI_RANK=0 PMI_SIZE=4", "PMI_RANK=3 PMI_SIZE=4",
+                                "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4",
+                                "SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=4"}) {
+    CAPTURE(variables);
+    const Output output = launched(variables);
+    CHECK(output.seconds < 10.0);
+    if (mpi_built()) {
+      check_refusal(output, {"started 4 ranks, but MPI sees 1", "mpiexec of MPICH"});
+    } else {
+      check_refusal(output, {"started 4 processes, but this build has no MPI", "-Dmpi=enabled",
+                             "--ranks 4 without a launcher"});
+    }
+  }
+  check_refusal(::run("exec env PMI_RANK=0 PMI_SIZE=4 " + kSherd + " eval " + folder.path()),
+                {mpi_built() ? "MPI sees 1" : "works in one process"});
+  CHECK(files_under(folder.path()).empty());
+  // One process is no launcher's.
+  CHECK(launched("PMI_RANK=0 PMI_SIZE=1", " --ranks 2").status == 0);
+  std::filesystem::remove_all(folder.path("run"));
+  if (!have_mpi()) return;
+  check_refusal(on_processes(3, run + " --ranks 2"),
+                {"--ranks 2: makes threads of one process, but mpiexec started 3 processes"});
+  const auto two = [&](const std::string& more) {
+    return ::run(kMpiexec + "1 " + kSherd + " " + run + " : -n 2 " + kSherd + " " + run + more);
+  };
+  check_refusal(two(" --lr 0.5"), {"ranks 0 and 1 were started with different data or settings",
+                                   "rank 0 has lr = 0.001; rank 1 has lr = 0.5"});
+  check_refusal(two(" --seed 7"), {"rank 0 has seed = 0; rank 1 has seed = 7"});
+  check_refusal(two(" --shard zero2"), {"ranks 0 and 1"});
+  check_refusal(two(" --depth 1"), {"rank 0 has depth = 2; rank 1 has depth = 1"});
+  check_refusal(two(" --images 72"), {"ranks 0 and 1", "64 training and 8 test images",
+                                      "72 training and 9 test images"});
+  check_refusal(two(" --lr fast"), {"--lr: expected a number, got 'fast'"});
+  check_refusal(two(" --micro-batch 9"), {"--micro-batch 9"});
+  // Of commands whose ranks would wait for each other in different groups.
+  const auto differ = [&](const std::string& arguments, const std::string& more) {
+    return ::run(kMpiexec + "1 " + kSherd + " " + arguments + " : -n 2 " + kSherd + " " +
+                 arguments + more);
+  };
+  const std::string bench = "bench step " + kModel + "--batch-size 16 --matrix 64 ";
+  check_refusal(differ(bench + "--steps 3", " --warmup 5"), {"rank 1 has --steps 3 --warmup 5"});
+  check_refusal(differ(bench, " --batch-size 8"), {"batch_size = 16", "batch_size = 8"});
+  check_refusal(differ("bench comm --repeat 2", " --max-bytes 8KiB"),
+                {"rank 0 has --max-bytes 64MiB", "rank 1 has --max-bytes 8KiB"});
+  const std::string golden = std::string("train --dtype f64 --golden ") + SHERD_TEST_DATA;
+  check_refusal(::run(kMpiexec + "1 " + kSherd + " " + golden + "/golden/cls : -n 1 " + kSherd +
+                      " " + golden + "/golden/mean"),
+                {"ranks 0 and 1 were started with different data"});
+  check_refusal(differ(golden + "/golden/cls", " --dtype f32"), {"a golden run in f"});
+  for (const char* one : {"eval ", "inspect model ", "bench step --device meta "}) {
+    check_refusal(on_processes(3, one), {"works in one process, but a launcher started several"});
+  }
+  CHECK(files_under(folder.path()).empty());
+  for (const auto& [arguments, status] : {std::pair{"--version", 0}, {"--help", 0}, {"bench", 2}}) {
+    const Output many = on_processes(3, arguments), one = sherd_run(arguments);
+    CHECK(many.status == status);
+    CHECK(many.text == one.text);
+  }
+}
+
+namespace {
+
+std::int64_t number_of(std::string digits) {
+  std::erase(digits, ',');
+  return std::stoll(digits);
+}
+
+struct UnitRow {
+  std::string name;
+  std::int64_t parameters, padded, shard;
+};
+
+// The table at the end of `inspect events`.
+std::vector<UnitRow> unit_rows(const Output& output) {
+  std::istringstream lines(output.out);
+  std::vector<UnitRow> rows;
+  bool table = false;
+  for (std::string line; std::getline(lines, line);) {
+    std::istringstream words(line);
+    std::string name, parameters, padded, shard;
+    if (table && words >> name >> parameters >> padded >> shard) {
+      rows.push_back({name, number_of(parameters), number_of(padded), number_of(shard)});
+    }
+    table = table || line.starts_with("unit ");
+  }
+  return rows;
+}
+
+const std::string kStep = kModel + "--batch-size 16 ";
+// kModel without what `inspect events` has no use for.
+const std::string kShape =
+    "--dataset synthetic --image-size 1x8x8 --classes 3 --patch 4 --dim 16 --depth 2 --heads 2 ";
+
+json json_of(const Output& output) {
+  CAPTURE(output.text);
+  CHECK(output.status == 0);
+  CHECK(output.err.empty());
+  CHECK(std::ranges::count(output.out, '\n') == 1);
+  const json line = json::parse(output.out, nullptr, false);
+  REQUIRE(line.is_object());
+  return line;
+}
+
+}  // namespace
+
+TEST_CASE("inspect events lists what a step does, and its sizes are what a rank sends") {
+  for (const int ranks : {1, 3, 4, 512}) {
+    CAPTURE(ranks);
+    const std::string arguments =
+        kShape + "--batch-size 512 --shard zero3 --ranks " + std::to_string(ranks);
+    const Output listed = sherd_run("inspect events " + arguments);
+    CHECK(listed.status == 0);
+    CHECK(contains(listed, fmt::format("rank 0 of {} rank", ranks)));
+    const std::vector<UnitRow> rows = unit_rows(listed);
+    REQUIRE(rows.size() == 3);
+    std::int64_t parameters = 0, padded = 0;
+    for (const UnitRow& row : rows) {
+      CHECK(row.padded >= row.parameters);
+      CHECK(row.padded == row.shard * ranks);
+      parameters += row.parameters;
+      padded += row.padded;
+      if (ranks > 1) {
+        for (const char* kind : {"wait ", "forward ", "backward ", "reshard ", "reduce "}) {
+          CHECK(contains(listed, kind + row.name + "\n"));
+        }
+      }
+    }
+    const json plan = json_of(sherd_run("bench step --device meta --json " + arguments));
+    CHECK(plan.at("device") == "meta");
+    CHECK(plan.at("ranks") == ranks);
+    CHECK(plan.at("sharding") == "zero3");
+    CHECK(plan.at("batch_size") == 512);
+    CHECK(plan.at("parameters") == parameters);
+    CHECK(plan.at("peak_bytes").get<std::int64_t>() > 0);
+    // Two exact sums and a count for each of the 32 parameters on which all agree.
+    const std::int64_t message = (2 * ExactSum::kWords + 32) * 8;
+    CHECK(plan.at("sent_bytes_per_step") ==
+          3 * 4 * padded / ranks * (ranks - 1) + 2 * message * (ranks - 1) / ranks);
+  }
+  refuses("inspect events " + kShape + "--ranks 4 --batch-size 3", {"--batch-size 3", "4 ranks"});
+  refuses("inspect events " + kShape + "--ranks 0", {"--ranks"});
+}
+
+TEST_CASE("bench step on ranks: what is measured is what is planned") {
+  const std::string step = "bench step " + kStep + "--steps 3 --warmup 1 --matrix 64 ";
+  for (const std::string policy : {"none", "zero2", "zero3"}) {
+    const std::string sharded = "--ranks 2 --shard " + policy;
+    const json real = json_of(sherd_run(step + sharded + " --json"));
+    const json plan = json_of(sherd_run("bench step " + kStep + "--device meta --json " + sharded));
+    for (const char* same : {"ranks", "sharding", "parameters", "batch_size", "peak_bytes",
+                             "collectives_per_step", "sent_bytes_per_step"}) {
+      CAPTURE(policy);
+      CAPTURE(same);
+      CHECK(real.at(same) == plan.at(same));
+    }
+    for (const char* positive : {"seconds_per_step", "images_per_second", "flops_per_second",
+                                 "matrix_flops_per_second", "peak_resident_bytes"}) {
+      CHECK(real.at(positive).get<double>() > 0.0);
+    }
+    CHECK(real.at("seconds_fastest") <= real.at("seconds_per_step"));
+    CHECK(real.at("exposed_seconds_per_step").get<double>() >= 0.0);
+  }
+  const json slow =
+      json_of(sherd_run(step + "--ranks 2 --shard zero3 --prefetch 0 --comm-delay 0.005 --json"));
+  CHECK(slow.at("exposed_seconds_per_step").get<double>() > 0.005);
+  CHECK(slow.at("seconds_per_step") > slow.at("exposed_seconds_per_step"));
+  const Output words = sherd_run(step + "--ranks 2");
+  for (const char* piece : {"2 ranks as threads, zero3", "collectives a step", "exposed", "a rank"})
+    CHECK(contains(words, piece));
+  refuses(step + "--comm-delay 0.1", {"--comm-delay", "several ranks"});
+  refuses(step + "--ranks 2 --comm-delay -1", {"--comm-delay"});
+  if (!have_mpi()) return;
+  const json processes = json_of(on_processes(2, step + "--shard zero3 --json"));
+  CHECK(processes.at("ranks") == 2);
+  CHECK(processes.at("sent_bytes_per_step") == slow.at("sent_bytes_per_step"));
+}
+
+TEST_CASE("bench comm times each collective at each size") {
+  const auto check = [](const json& report, const std::set<std::string>& transports) {
+    CHECK(report.at("ranks") == 2);
+    std::set<std::string> kinds, seen;
+    for (const json& call : report.at("calls")) {
+      kinds.insert(call.at("collective").get<std::string>());
+      seen.insert(call.at("transport").get<std::string>());
+      CHECK((call.at("bytes") == 4096 || call.at("bytes") == 16384));
+      CHECK(call.at("seconds").get<double>() > 0.0);
+      CHECK(call.at("memcpy_bytes_per_second").get<double>() > 0.0);
+    }
+    CHECK(kinds == std::set<std::string>{"all_gather", "reduce_scatter", "all_reduce"});
+    CHECK(seen == transports);
+    CHECK(report.at("calls").size() == 6 * transports.size());
+    for (const std::string& transport : transports)
+      CHECK(report.at("empty_call_seconds").at(transport).get<double>() > 0.0);
+  };
+  const std::string comm = "bench comm --max-bytes 16KiB --repeat 3 --json";
+  check(json_of(sherd_run(comm + " --ranks 2")), {"threads"});
+  if (have_mpi()) check(json_of(on_processes(2, comm)), {"shared", "messages"});
 }

@@ -139,7 +139,7 @@ const std::vector<Setting>& setting_table() {
       {"data.stddev", &T::stddev, "divides them afterwards, one a channel; empty: the data set's"},
       {"data.shuffle", &T::shuffle, "a new order each epoch, from the seed; no: file order"},
       {"data.workers", &T::workers,
-       "threads that prepare batches; 0: none. Never changes a result"},
+       "threads of a rank that prepare batches; 0: none. Never changes a result"},
       {"optimizer.optimizer", &T::optimizer, "adamw or sgd"},
       {"optimizer.lr", &T::lr, "learning rate after the warm-up"},
       {"optimizer.weight_decay", &T::weight_decay,
@@ -160,9 +160,8 @@ const std::vector<Setting>& setting_table() {
       {"sharding.ranks", &T::ranks,
        "ranks as threads of this process; under mpiexec leave it out, each process is a rank"},
       {"sharding.shard", &T::shard,
-       "none (ddp), zero1, zero2, grad_op, zero3 (fsdp), hybrid (hsdp), or auto: zero3 with "
-       "several "
-       "ranks"},
+       "none (ddp), zero1, zero2, grad_op, zero3 (fsdp), hybrid (hsdp, needs --mesh), or auto: "
+       "none on one rank, else zero3"},
       {"sharding.mesh", &T::mesh,
        "arrangement of the ranks, such as replicate=2,shard=4; empty: shard over all"},
       {"sharding.unit", &T::unit,
@@ -183,12 +182,14 @@ const std::vector<Setting>& setting_table() {
       {"run.device", &T::device, "cpu; bench takes meta too, which plans and computes nothing"},
       {"run.dtype", &T::dtype, "f32 or f64"},
       {"run.memory_limit", &T::memory_limit,
-       "most memory to reserve, such as 6GiB; empty: no limit"},
+       "most memory that a rank may reserve, such as 6GiB; empty: no limit"},
       {"run.threads", &T::threads,
        "CPU threads of a rank's kernels; 0: its part of OMP_NUM_THREADS, or of all"},
       {"run.seed", &T::seed, "of initial weights, data order and dropout"},
       {"run.out", &T::out, "folder of the results; empty: runs/DATASET-TIME"},
-      {"run.trace", &T::trace, "write a Chrome trace of the first 10 steps to this new file"},
+      {"run.trace", &T::trace,
+       "write a Chrome trace of the first 10 steps to this new file, other ranks to NAME-rankR "
+       "beside it"},
       {"run.log_every", &T::log_every, "steps between lines of the log"},
       {"run.eval_every", &T::eval_every,
        "epochs between evaluations on the test images; 0: at the end"},

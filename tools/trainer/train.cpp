@@ -13,7 +13,6 @@
 #include <filesystem>
 #include <nlohmann/json.hpp>
 #include <optional>
-#include <sstream>
 
 namespace sherd {
 namespace {
@@ -103,6 +102,8 @@ class Run {
   static std::string message_of(const std::function<void()>& work) {
     try {
       work();
+    } catch (const std::bad_alloc&) {
+      return "the system has no memory left";
     } catch (const std::exception& error) {
       return error.what();
     }
@@ -117,11 +118,6 @@ class Run {
     const std::int64_t images = data_.train->size();
     info_.train_images = images;
     info_.test_images = data_.test->size();
-    std::vector<std::string> lines{
-        fmt::format("{} training and {} test images", info_.train_images, info_.test_images)};
-    std::istringstream text(settings_to_toml(settings_));
-    for (std::string line; std::getline(text, line);) lines.push_back(line);
-    check_same(world_, lines, "were started with different data or settings");
     info_.steps_per_epoch = (images + settings_.batch_size - 1) / settings_.batch_size;
     info_.total_steps = info_.steps_per_epoch * settings_.epochs;
     if (settings_.max_steps > 0) {
@@ -543,7 +539,12 @@ TrainOutcome train(const TrainSettings& settings, TrainObserver& observer) {
   run_on_ranks(settings, [&](Communicator& world) {
     OtherRank other(observer);
     const bool first = world.rank() == 0;
-    Run run(settings, shared ? *shared : open_data(settings), world, first ? observer : other);
+    const DataSource data = shared ? *shared : open_data(settings);
+    check_same_start(
+        world,
+        {fmt::format("{} training and {} test images", data.train->size(), data.test->size())},
+        settings);
+    Run run(settings, data, world, first ? observer : other);
     const TrainOutcome mine = run.run();
     if (first) outcome = mine;
   });
