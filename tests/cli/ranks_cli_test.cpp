@@ -500,7 +500,7 @@ TEST_CASE("ranks: weights that cannot be written at the end are an error of all"
 }
 
 TEST_CASE("ranks: a loader that fails on one rank ends all, with its message and the weights") {
-  // A process that may start no more threads cannot begin its next epoch. Root always may.
+  // A process that may start no more threads cannot begin its next evaluation. Root always may.
   std::string nobody;
   if (geteuid() == 0) {
     nobody = "setpriv --reuid=65534 --regid=65534 --clear-groups ";
@@ -509,17 +509,20 @@ TEST_CASE("ranks: a loader that fails on one rank ends all, with its message and
       return;
     }
   }
-  const auto check = [](Endless& run, pid_t process, const std::string& rank) {
-    limit(process, RLIMIT_NPROC, 0);
+  const auto check = [&](Endless& run, pid_t process, const std::string& rank) {
+    const Output limited =
+        ::run("exec " + nobody + "prlimit --nproc=0:0 --pid " + std::to_string(process));
+    REQUIRE_MESSAGE(limited.status == 0, limited.text);
     const Output output = run.child().wait(60);
     CHECK_FALSE(output.hung);
     const std::string rescue = run.path("run/model-before-error.safetensors");
-    check_refusal(output, {rank, "thread", "the weights after", "are in " + rescue});
+    check_refusal(output, {rank, "batch loader: cannot start worker 1 of 2", "the weights after",
+                           "are in " + rescue});
     CHECK(files_under(run.path("run")) ==
           Names{"config.toml", "log.jsonl", "model-before-error.safetensors"});
     CHECK(sherd_run("eval " + run.path("run") + " --weights " + rescue).status == 0);
   };
-  const std::string arguments = "--log-every 1 --eval-every 0 --workers 2";
+  const std::string arguments = "--log-every 1 --workers 2";
   {
     Endless run(0, arguments, "", nobody);
     check(run, run.child().pid(), "rank ");
