@@ -20,10 +20,11 @@ class Cause {
     std::string text = own ? fmt::format("rank {}: {}", rank, message) : message;
     // A rank may have put its name there itself.
     if (own && message.starts_with(fmt::format("rank {}: ", rank))) text = message;
-    if (text_.empty() || (own && !own_)) {
-      text_ = text;
-      own_ = own;
-    }
+    // Rank 0 may add to what it has heard, as where it saved its work.
+    const bool less = text_.find(text) != std::string::npos;
+    const bool more = rank == 0 && text.find(text_) != std::string::npos;
+    if (text_.empty() || more || (own && !own_ && !less)) text_ = text;
+    own_ = own_ || own;
     return text;
   }
   // What all ranks say needs nobody's name.

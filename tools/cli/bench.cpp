@@ -176,6 +176,11 @@ void print_result(const TrainSettings& settings, const BenchOptions& options, Co
 }
 
 void bench_rank(const TrainSettings& settings, const BenchOptions& options, Communicator& all) {
+  check_same_start(all,
+                   {fmt::format("--steps {} --warmup {} --matrix {} --comm-delay {}", options.steps,
+                                options.warmup, options.matrix, options.comm_delay),
+                    settings.trace.empty() ? "no --trace" : "a --trace"},
+                   settings);
   std::unique_ptr<Communicator> delayed;
   if (options.comm_delay > 0.0) {
     std::vector<int> members(static_cast<std::size_t>(all.size()));

@@ -5,6 +5,7 @@
 #include <sherd/comm/mpi.h>
 #include <sherd/comm/rank_threads.h>
 #include <sherd/runtime/ledger.h>
+#include <sherd/tools/trainer/ranks.h>
 #include <sherd/tools/trainer/train.h>
 
 #include <algorithm>
@@ -171,7 +172,15 @@ int bench_comm(const CommOptions& options, bool ranks_given) {
   for (const MpiTransport transport : {MpiTransport::shared, MpiTransport::messages}) {
     if (transport == MpiTransport::shared && mpi_automatic_transport() != transport) continue;
     const auto comm = make_mpi_communicator(transport);
-    measure_transport(*comm, std::string(name_of(transport)), options, report);
+    try {
+      check_same(*comm,
+                 {fmt::format("--max-bytes {} --repeat {}", options.max_bytes, options.repeat)},
+                 "were started with different settings");
+      measure_transport(*comm, std::string(name_of(transport)), options, report);
+    } catch (const std::exception& error) {
+      comm->abort(error.what());
+      throw GroupEnded(comm->end_reason());
+    }
   }
   if (launcher->rank == 0)
     print_report(report, options, launcher->size, std::string(name_of(mpi_automatic_transport())));

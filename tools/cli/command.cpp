@@ -34,6 +34,9 @@ SettingFlags::SettingFlags(CLI::App* app, const std::vector<std::string>& what) 
 }
 
 TrainSettings SettingFlags::resolve(const std::optional<std::string>& toml_path) const {
+  SHERD_CHECK(!gives("sharding.ranks") || !under_launcher(),
+              "--ranks: makes threads of one process, but a launcher started several processes "
+              "already; leave it out, or start sherd without the launcher");
   return resolve_settings(toml_path ? read_toml_settings(*toml_path) : Assignments{}, *flags_);
 }
 

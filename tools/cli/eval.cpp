@@ -34,7 +34,6 @@ struct LogitsOptions {
 };
 
 int evaluate_command(const TrainSettings& settings, const LogitsOptions& logits) {
-  check_one_process("eval");
   SHERD_CHECK(!settings.weights.empty(), "eval: give the folder of a run, or --weights FILE");
   check_range("--batch-size", settings.batch_size, 1, 1 << 24);
   const DataSource data = open_data(settings, DataParts::test);
@@ -121,6 +120,7 @@ Command add_eval(CLI::App& parent) {
                            "run.threads",
                            "run.seed"});
   return {app, [run, flags, logits] {
+            check_one_process("eval");
             const TrainSettings settings = settings_of(*run, flags);
             SHERD_CHECK(!flags.gives("run.seed") || settings.dataset == "synthetic",
                         "--seed: has no effect here, it makes the images of --dataset synthetic");

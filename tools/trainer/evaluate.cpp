@@ -2,6 +2,7 @@
 #include <sherd/tools/trainer/evaluate.h>
 
 #include <sherd/autograd/tape.h>
+#include <sherd/comm/agreement.h>
 #include <sherd/kernels/cross_entropy.h>
 #include <sherd/runtime/exact_sum.h>
 
@@ -18,11 +19,17 @@ void add_all(const Tensor& row_loss, ExactSum& total) {
   }
 }
 
-bool stop(bool mine, Communicator* world) {
-  if (world == nullptr) return mine;
-  std::int32_t any = mine ? 1 : 0;
-  world->all_reduce(&any, 1, DType::i32, ReduceOp::max, "evaluation: shall it stop");
-  return any != 0;
+// Before each batch: shall all go on? A loader may fail on one rank, which the others hear of here
+// and not by waiting for it.
+bool all_go_on(bool stop, const std::string& failure, Communicator* world) {
+  if (world == nullptr) {
+    if (!failure.empty()) fail("{}", failure);
+    return !stop;
+  }
+  std::int32_t worst = !failure.empty() ? 2 : stop ? 1 : 0;
+  world->all_reduce(&worst, 1, DType::i32, ReduceOp::max, "evaluation: shall it go on");
+  if (worst == 2) agree_on_errors(*world, failure);
+  return worst == 0;
 }
 
 void sum_over_ranks(Communicator& world, ExactSum& loss, std::int64_t& correct) {
@@ -41,7 +48,6 @@ EvaluationResult evaluate(Context& context, Module& model,
   options.shuffle = false;
   options.drop_last = false;
   const DType dtype = options.f64 ? DType::f64 : DType::f32;
-  BatchLoader loader(dataset, options);
   const std::int64_t capacity =
       rank_slice(std::min(options.batch_size, dataset->size()), options.rank, options.ranks).size;
   InputBuffers inputs(context, *dataset, std::max<std::int64_t>(1, capacity), dtype);
@@ -50,8 +56,22 @@ EvaluationResult evaluate(Context& context, Module& model,
   model.set_training(false);
   std::int64_t seen = 0, correct = 0;
   ExactSum loss;
-  loader.start_epoch(0);
-  while (const Batch* batch = loader.next()) {
+  std::unique_ptr<BatchLoader> loader;
+  bool stop = false;
+  for (;;) {
+    const Batch* batch = nullptr;
+    std::string failure;
+    try {
+      if (loader == nullptr) {
+        loader = std::make_unique<BatchLoader>(dataset, options);
+        loader->start_epoch(0);
+      }
+      batch = loader->next();
+    } catch (const std::exception& error) {
+      failure = error.what();
+    }
+    // All ranks come to the end together.
+    if (!all_go_on(stop, failure, world) || batch == nullptr) break;
     // A rank without samples still takes part in what the forward pass says to the others.
     if (batch->size > 0) {
       inputs.stage(*batch, 0, batch->size);
@@ -64,7 +84,7 @@ EvaluationResult evaluate(Context& context, Module& model,
       correct += count_correct(logits, inputs.labels());
     }
     seen += batch->global_size;
-    if (stop(progress && !progress(seen), world)) break;
+    stop = progress && !progress(seen);
   }
   model.set_training(was_training);
   EvaluationResult result;

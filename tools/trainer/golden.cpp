@@ -16,6 +16,7 @@
 #include <cstring>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 
 namespace sherd {
 namespace {
@@ -261,6 +262,11 @@ void compare_weights(const Module& model, ShardingEngine& engine, const std::str
 GoldenResult run_rank(const GoldenOptions& options, Communicator& world,
                       const std::function<void(const GoldenStep&)>& on_step) {
   Golden golden = read_golden(options);
+  const std::vector<std::uint8_t> text = read_file(golden.path("golden.json"));
+  std::istringstream lines(std::string(text.begin(), text.end()));
+  std::vector<std::string> same{fmt::format("a golden run in {}", name_of(options.dtype))};
+  for (std::string line; std::getline(lines, line);) same.push_back(line);
+  check_same_start(world, same, options.ranks);
   const std::string final_weights = golden.path("final_float64.safetensors");
   const bool has_final = std::filesystem::exists(final_weights);
   SHERD_CHECK(has_final || options.weight_tolerance < 0.0,

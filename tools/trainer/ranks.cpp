@@ -5,13 +5,15 @@
 #include <sherd/comm/rank_threads.h>
 
 #include <algorithm>
+#include <sstream>
 
 namespace sherd {
 namespace {
 
 [[noreturn]] void throw_launched(Communicator& world, std::string message) {
   const std::string ended = world.end_reason();
-  if (!ended.empty() && message.find(ended) != std::string::npos) throw GroupEnded(ended);
+  // What this rank has heard, and perhaps what became of the weights.
+  if (!ended.empty() && message.find(ended) != std::string::npos) throw GroupEnded(message);
   const std::string prefix = fmt::format("rank {}: ", world.rank());
   if (!message.starts_with(prefix)) message = prefix + message;
   world.abort(message);
@@ -97,6 +99,13 @@ ShardingOptions sharding_options(const TrainSettings& settings, int ranks) {
   if (!settings.mesh.empty()) options.mesh = ProcessMesh::parse(settings.mesh);
   validate(options, ranks);
   return options;
+}
+
+void check_same_start(Communicator& world, std::vector<std::string> lines,
+                      const TrainSettings& settings) {
+  std::istringstream text(settings_to_toml(settings));
+  for (std::string line; std::getline(text, line);) lines.push_back(line);
+  check_same(world, lines, "were started with different data or settings");
 }
 
 ContextOptions rank_context_options(const TrainSettings& settings, const Communicator& world) {

@@ -8,6 +8,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 namespace sherd {
 
@@ -31,6 +32,12 @@ SHERD_API void report_to_launched(const std::string& message);
 
 // Of the settings, checked against the number of ranks. --shard auto: none on one rank, else zero3.
 SHERD_API ShardingOptions sharding_options(const TrainSettings& settings, int ranks);
+
+// Throws, naming two ranks and the first difference, unless all were started with the same: `lines`
+// (data, and what is no setting) and the settings. To be called before anything else: ranks that
+// differ could wait for each other in different groups.
+SHERD_API void check_same_start(Communicator& world, std::vector<std::string> lines,
+                                const TrainSettings& settings);
 
 // The threads of the settings, or this rank's part of those of the machine.
 SHERD_API ContextOptions rank_context_options(const TrainSettings& settings,

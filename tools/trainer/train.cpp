@@ -13,7 +13,6 @@
 #include <ctime>
 #include <filesystem>
 #include <optional>
-#include <sstream>
 
 namespace sherd {
 namespace {
@@ -40,15 +39,6 @@ std::string make_default_out(const TrainSettings& settings) {
     if (std::filesystem::create_directory(candidate, error)) return candidate;
   }
   fail("cannot make the folder {}: {}; choose one with --out", name, error.message());
-}
-
-// Before a model is made, whose differences say less about what to change.
-void check_same_start(Communicator& world, const TrainSettings& settings, const DataSource& data) {
-  std::vector<std::string> lines{
-      fmt::format("{} training and {} test images", data.train->size(), data.test->size())};
-  std::istringstream text(settings_to_toml(settings));
-  for (std::string line; std::getline(text, line);) lines.push_back(line);
-  check_same(world, lines, "were started with different data or settings");
 }
 
 class Run {
@@ -472,7 +462,10 @@ TrainOutcome train(const TrainSettings& settings, TrainObserver& observer) {
     OtherRank other(observer);
     const bool first = world.rank() == 0;
     const DataSource data = shared ? *shared : open_data(settings);
-    check_same_start(world, settings, data);
+    check_same_start(
+        world,
+        {fmt::format("{} training and {} test images", data.train->size(), data.test->size())},
+        settings);
     Run run(settings, data, world, first ? observer : other);
     const TrainOutcome mine = run.run();
     if (first) outcome = mine;
