@@ -49,7 +49,7 @@ SHERD_API std::string_view name_of(Collective collective);
 struct CommunicationCounters {
   std::int64_t calls[kCollectives] = {};
   std::int64_t bytes[kCollectives] = {};
-  std::int64_t total_bytes() const;
+  SHERD_API std::int64_t total_bytes() const;
 };
 
 class SHERD_API Communicator {

@@ -18,12 +18,17 @@ using Kind = ShardingEvent::Kind;
 
 namespace {
 
-std::vector<std::string> describe(Module& model, const ShardingOptions& options, DType dtype) {
+std::vector<std::string> describe(Module& model, const ShardingOptions& options, DType dtype,
+                                  std::uint64_t seed) {
+  static constexpr const char* kReshard[] = {"by policy", "yes", "no", "in groups of "};
+  const ReshardAfterForward& reshard = options.reshard_after_forward;
   std::vector<std::string> texts{
-      fmt::format("policy {}, {}, mesh '{}', prefetch {}, reshard {}/{}", name_of(options.policy),
-                  name_of(dtype), options.mesh ? options.mesh->to_string() : "", options.prefetch,
-                  static_cast<int>(options.reshard_after_forward.kind),
-                  options.reshard_after_forward.group_size)};
+      fmt::format("seed {}, {}", seed, name_of(dtype)),
+      fmt::format("policy {}, mesh {}, reshard after forward {}{}, prefetch {}, reduce every {}",
+                  name_of(options.policy), options.mesh ? options.mesh->to_string() : "of one axis",
+                  kReshard[static_cast<int>(reshard.kind)],
+                  reshard.group_size > 0 ? std::to_string(reshard.group_size) : "",
+                  options.prefetch, options.reduce_every_pass ? "pass" : "step")};
   std::map<const Parameter*, std::string> unit_of;
   for (const UnitPlan& unit : partition(model, options)) {
     for (const Parameter* parameter : unit.parameters) unit_of[parameter] = unit.name;
@@ -47,9 +52,10 @@ const ShardingOptions& checked(const ShardingOptions& options, const Context& co
 // Before there are groups: ranks that disagree about those would wait for each other in different
 // ones.
 Communicator& compared(Communicator& world, Module& model, const ShardingOptions& options,
-                       DType dtype) {
+                       DType dtype, std::uint64_t seed) {
   if (model.name().empty()) model.assign_names();
-  check_same(world, describe(model, options, dtype), "hold different models or sharding options");
+  check_same(world, describe(model, options, dtype, seed),
+             "hold different models or sharding options");
   return world;
 }
 
@@ -66,7 +72,7 @@ ShardingEngine::ShardingEngine(Module& model, Context& context, Communicator& wo
                                const ShardingOptions& options)
     : context_(context),
       options_(checked(options, context, world)),
-      groups_(context, compared(world, model, options_, dtype), options_),
+      groups_(context, compared(world, model, options_, dtype, context.seed()), options_),
       exceptions_(std::uncaught_exceptions()) {
   for (UnitPlan& plan : partition(model, options_)) {
     const UnitPolicy policy = plan.kind == UnitPlan::Kind::persistent
@@ -97,6 +103,7 @@ ShardingEngine::~ShardingEngine() {
         fmt::format("rank {} has stopped in the middle of its work; its own message says why",
                     groups_.world.rank()));
   }
+  groups_.drain();
   for (const auto& stage : stages_) {
     stage->module->remove_hook(stage->pre_hook);
     stage->module->remove_hook(stage->post_hook);
@@ -111,7 +118,7 @@ void ShardingEngine::hook(Stage& stage) {
       });
   stage.post_hook =
       stage.module->add_post_forward_hook([this, &stage](Module&, const Variable& output) {
-        after_forward(stage, output.requires_grad());
+        after_forward(stage, output);
         return output;
       });
 }
@@ -132,7 +139,8 @@ void ShardingEngine::log(Kind kind, const std::string& unit) {
 }
 
 void ShardingEngine::visit_shards(const ShardVisitor& visit) {
-  reshard_all();  // a gathered copy would not see what is written to shards
+  groups_.synchronize();  // a gather that is not needed any more may still read them
+  reshard_all();          // a gathered copy would not see what is written to shards
   for (const auto& unit : units_) unit->visit_shards(visit);
 }
 
@@ -154,6 +162,7 @@ std::vector<ParameterSpan> ShardingEngine::spans() const {
 
 void ShardingEngine::before_forward(Stage& stage) {
   if (open_.empty()) begin_pass();
+  check_not_open(&stage);
   const auto call = std::make_shared<Call>(Call{&stage, false, false});
   open_.push_back(call);
   ++stage.running;
@@ -168,23 +177,24 @@ void ShardingEngine::before_forward(Stage& stage) {
   }
 }
 
-void ShardingEngine::after_forward(Stage& stage, bool recorded) {
+void ShardingEngine::after_forward(Stage& stage, const Variable& output) {
   const std::shared_ptr<Call> call = open_.back();
   SHERD_INTERNAL_CHECK(call->stage == &stage, "forward of {} ends inside {}", stage.name,
                        call->stage->name);
   open_.pop_back();
   --stage.running;
+  Tape* tape = context_.tape();
+  const bool recorded = tape != nullptr && output.requires_grad();
   call->recorded = recorded;
   if (recorded) {
-    Tape& tape = *context_.tape();
-    const std::shared_ptr<Recording> recording = recording_of(tape);
-    call->first = std::ranges::none_of(recording->calls,
-                                       [&](const auto& other) { return other->stage == &stage; });
+    const std::shared_ptr<Recording> recording = recording_of(*tape);
+    call->last_in_backward = std::ranges::none_of(
+        recording->calls, [&](const auto& other) { return other->stage == &stage; });
     recording->calls.push_back(call);
-    tape.on_backward(stage.name + " before backward",
-                     [this, recording, index = recording->calls.size() - 1] {
-                       before_backward(*recording, index);
-                     });
+    tape->on_backward(stage.name + " before backward",
+                      [this, recording, index = recording->calls.size() - 1] {
+                        before_backward(*recording, index);
+                      });
   }
   // The root too, although its backward often comes next: every policy then does what its row of
   // the table says, whatever the units.
@@ -198,6 +208,7 @@ void ShardingEngine::after_forward(Stage& stage, bool recorded) {
 
 void ShardingEngine::begin_pass() {
   check_trainable();
+  for (const auto& unit : units_) unit->begin_pass();
   next_ = 0;
   visited_.clear();
 }
@@ -274,7 +285,9 @@ std::shared_ptr<ShardingEngine::Recording> ShardingEngine::recording_of(const Ta
 // The record says exactly which units backward comes to next. Their gathers are asked for before
 // this unit's reduction, so that they do not wait behind it.
 void ShardingEngine::before_backward(const Recording& recording, std::size_t index) {
-  if (index + 1 == recording.calls.size()) begin_backward();
+  if (index + 1 == recording.calls.size()) {
+    for (const auto& unit : units_) unit->begin_pass();
+  }
   Stage& stage = *recording.calls[index]->stage;
   unshard(stage, Kind::unshard);
   const std::size_t ahead = std::min(index, static_cast<std::size_t>(options_.prefetch));
@@ -285,17 +298,12 @@ void ShardingEngine::before_backward(const Recording& recording, std::size_t ind
   log(Kind::backward, stage.name);
 }
 
-// The last unit of the pass before may still be summing the buffer that this one adds to.
-void ShardingEngine::begin_backward() {
-  finish_reduce();
-  for (const auto& unit : units_) unit->begin_backward();
-}
-
 void ShardingEngine::after_backward(const Call& call) {
   if (!call.recorded) return;
   for (ShardedUnit* unit : call.stage->units) {
-    if (call.first || unit->policy().reshard_after_forward) reshard(*unit, !call.first);
-    if (!call.first) continue;
+    if (call.last_in_backward || unit->policy().reshard_after_forward)
+      reshard(*unit, !call.last_in_backward);
+    if (!call.last_in_backward) continue;
     unit->drop_secondary();
     if (!unit->trainable()) continue;
     unit->mark_passed();
@@ -322,6 +330,8 @@ void ShardingEngine::finish_reduce() {
 // --- the step -----------------------------------------------------------------------------------
 
 GlobalStep ShardingEngine::finish_backward(double loss) {
+  check_not_open();
+  between_steps_ = false;
   finish_reduce();
   for (auto it = units_.rbegin(); it != units_.rend(); ++it) {
     if ((*it)->unreduced()) reduce(**it);
@@ -384,10 +394,12 @@ void ShardingEngine::finish_step() {
   });
   for (const auto& unit : units_) unit->clear_gradients();
   reshard_all();
+  between_steps_ = true;
 }
 
 void ShardingEngine::abandon_step() {
   finish_reduce();
+  between_steps_ = true;
   for (const auto& unit : units_) unit->clear_gradients();
   open_.clear();
   for (const auto& stage : stages_) {
@@ -420,8 +432,24 @@ std::vector<std::string> ShardingEngine::forward_order() const {
   return names;
 }
 
-bool ShardingEngine::replicated() const {
-  return options_.policy == ShardingPolicy::none || groups_.world.size() == 1;
+bool ShardingEngine::holds_whole_model() const {
+  return between_steps_ && std::ranges::none_of(units_, [](const auto& unit) {
+           return unit->policy().shard_parameters;
+         });
+}
+
+CommunicationCounters ShardingEngine::counters() {
+  groups_.synchronize();
+  return groups_.counters();
+}
+
+void ShardingEngine::check_not_open(const Stage* entering) const {
+  for (const auto& call : open_) {
+    SHERD_CHECK(entering != nullptr && call->stage != entering,
+                "the last forward pass has not come to its end in {}; after an exception that all "
+                "ranks have caught, call abandon_step()",
+                call->stage->name);
+  }
 }
 
 void ShardingEngine::check_trainable() const {

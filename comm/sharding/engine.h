@@ -42,7 +42,8 @@ class SHERD_API ShardingEngine {
  public:
   // Takes over the model's parameters. Each rank allocates its shards alone, set to zero. The
   // model, context and communicator must outlive the engine, the engine every tape recorded
-  // meanwhile.
+  // meanwhile; the model's modules and what is frozen must not change. Once the engine is gone,
+  // parameters that were sharded cannot be read.
   ShardingEngine(Module& model, Context& context, Communicator& world, DType dtype,
                  const ShardingOptions& options);
   ~ShardingEngine();
@@ -79,13 +80,13 @@ class SHERD_API ShardingEngine {
   const std::vector<std::unique_ptr<ShardedUnit>>& units() const { return units_; }
   const ShardingGroups& groups() const { return groups_; }
   const ShardingOptions& options() const { return options_; }
-  // Whether every rank has the whole model to itself, so that it can save it without the others.
-  bool replicated() const;
+  // Whether this rank has the whole model, up to date, so that it can save it without the others.
+  bool holds_whole_model() const;
 
   // Seconds this rank's computing thread has waited for communication.
   double exposed_seconds() const { return exposed_seconds_; }
   // Everything sent since the communicators were made, over all groups.
-  CommunicationCounters counters() const { return groups_.counters(); }
+  CommunicationCounters counters();
 
   void record_events(bool on) { recording_events_ = on; }
   const std::vector<ShardingEvent>& events() const { return events_; }
@@ -104,8 +105,8 @@ class SHERD_API ShardingEngine {
   // One forward pass through a stage on a tape.
   struct Call {
     Stage* stage = nullptr;
-    bool recorded = false;  // backward will come through
-    bool first = false;     // of the stage on this tape: backward passes it last
+    bool recorded = false;          // backward will come through
+    bool last_in_backward = false;  // the first of its stage on this tape
   };
   // The calls on one tape in the order in which they ended; backward enters them in reverse.
   struct Recording {
@@ -115,8 +116,7 @@ class SHERD_API ShardingEngine {
 
   void hook(Stage& stage);
   void before_forward(Stage& stage);
-  void after_forward(Stage& stage, bool recorded);
-  void begin_backward();
+  void after_forward(Stage& stage, const Variable& output);
   void before_backward(const Recording& recording, std::size_t index);
   void after_backward(const Call& call);
 
@@ -135,6 +135,7 @@ class SHERD_API ShardingEngine {
   void reshard_all();
   void log(ShardingEvent::Kind kind, const std::string& unit);
   void check_trainable() const;
+  void check_not_open(const Stage* entering = nullptr) const;
   // Runs what blocks on other ranks and adds its time to exposed_seconds().
   template <typename Blocking>
   auto timed(const Blocking& blocking);
@@ -145,6 +146,7 @@ class SHERD_API ShardingEngine {
   std::vector<std::unique_ptr<ShardedUnit>> units_;
   std::vector<std::unique_ptr<Stage>> stages_;
   bool sync_ = true;
+  bool between_steps_ = true;        // parameters are not being updated
   ShardedUnit* reducing_ = nullptr;  // at most one reduction is under way
 
   // Forward order: of the last pass, and how far this pass has come in it.

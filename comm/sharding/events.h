@@ -25,7 +25,7 @@ struct ShardingEvent {
   Kind kind = Kind::unshard;
   std::string unit;
 
-  std::string to_string() const;  // "prefetch blocks.1"
+  SHERD_API std::string to_string() const;  // "prefetch blocks.1"
   bool operator==(const ShardingEvent&) const = default;
 };
 

@@ -4,6 +4,7 @@
 #include <sherd/runtime/error.h>
 
 #include <algorithm>
+#include <exception>
 #include <numeric>
 
 namespace sherd {
@@ -66,6 +67,17 @@ void ShardingGroups::sum_over_all(void* data, std::int64_t count, DType dtype,
                                   std::string_view label) {
   shard->all_reduce(data, count, dtype, ReduceOp::sum, label);
   if (replicate) replicate->all_reduce(data, count, dtype, ReduceOp::sum, label);
+}
+
+void ShardingGroups::synchronize() {
+  stream_.synchronize();
+}
+
+void ShardingGroups::drain() {
+  try {
+    stream_.synchronize();
+  } catch (const std::exception&) {  // for those who waited for the call
+  }
 }
 
 CommunicationCounters ShardingGroups::counters() const {

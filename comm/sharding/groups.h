@@ -37,7 +37,9 @@ struct ShardingGroups {
   // For such calls: data[count] := its sum over all ranks.
   void sum_over_all(void* data, std::int64_t count, DType dtype, std::string_view label);
 
-  CommunicationCounters counters() const;  // of all groups
+  CommunicationCounters counters() const;  // of all groups; synchronize() first
+  void synchronize();                      // waits for all calls; rethrows what went wrong
+  void drain();                            // waits for all calls
 
  private:
   std::unique_ptr<Communicator> all_;  // compares; null where `shard` has all ranks

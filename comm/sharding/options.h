@@ -34,7 +34,7 @@ struct UnitRule {
   std::function<bool(const Module&)> is_unit = {};
 
   // "block", "model" or "params:1000000"
-  static UnitRule parse(std::string_view text);
+  SHERD_API static UnitRule parse(std::string_view text);
 };
 
 // What becomes of gathered parameters between a unit's forward and its backward.
@@ -49,7 +49,8 @@ struct ReshardAfterForward {
   Kind kind = Kind::by_policy;
   int group_size = 0;
 
-  static ReshardAfterForward parse(std::string_view text);  // "yes", "no" or K; "" by policy
+  SHERD_API static ReshardAfterForward parse(
+      std::string_view text);  // "yes", "no" or K; "" by policy
 };
 
 struct ShardingOptions {

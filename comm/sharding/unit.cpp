@@ -49,18 +49,7 @@ ShardedUnit::ShardedUnit(Context& context, ShardingGroups& groups, UnitPlan plan
   for (std::size_t i = 0; i < plan_.parameters.size(); ++i) {
     plan_.parameters[i]->set_data(view(flat_, i));
     if (!trainable()) continue;
-    plan_.parameters[i]->set_grad_place([this, i] {
-      SHERD_CHECK(!closed_,
-                  "parameter {} was used before the forward of unit {}, which holds it, so its "
-                  "gradient comes after the unit's have been summed over the ranks; use it inside "
-                  "that module alone, or choose units of which one contains all its uses",
-                  plan_.parameters[i]->name(), name());
-      if (!full_grad_.defined()) {
-        full_grad_ =
-            Tensor::empty(context_, {layout_.padded_numel()}, dtype_, MemoryCategory::gradients);
-      }
-      return view(full_grad_, i);
-    });
+    plan_.parameters[i]->set_grad_place([this, i] { return gradient_place(i); });
   }
 }
 
@@ -69,6 +58,21 @@ ShardedUnit::~ShardedUnit() {
     parameter->set_grad_place({});
     parameter->clear_grad();
   }
+}
+
+// Asked for at the first contribution of each pass, since start_reduce() clears what came before.
+Tensor ShardedUnit::gradient_place(std::size_t parameter) {
+  SHERD_CHECK(!closed_,
+              "parameter {} was used outside the forward of unit {}, which holds it, so its "
+              "gradient comes after the unit's have been summed over the ranks; use it inside "
+              "that module alone, or choose units of which one contains all its uses",
+              plan_.parameters[parameter]->name(), name());
+  check_not_summed();
+  if (!full_grad_.defined()) {
+    full_grad_ =
+        Tensor::empty(context_, {layout_.padded_numel()}, dtype_, MemoryCategory::gradients);
+  }
+  return view(full_grad_, parameter);
 }
 
 Tensor ShardedUnit::view(const Tensor& flat, std::size_t parameter) const {
@@ -137,13 +141,18 @@ bool ShardedUnit::reshard(bool keep_secondary) {
   return true;
 }
 
-void ShardedUnit::mark_passed() {
+// Full gradients stay where they were summed, so nothing can be added to them any more.
+void ShardedUnit::check_not_summed() const {
   SHERD_CHECK(!reduced_once_ || policy_.shard_gradients,
-              "unit {}: a second backward pass after its gradients were summed over the ranks; "
-              "call set_gradient_sync(false) for all passes of a step but the last, and "
+              "unit {}: another backward pass after this step's gradients were summed over the "
+              "ranks; call set_gradient_sync(false) for all passes of a step but the last, and "
               "finish_step() between steps",
               name());
-  passed_ = closed_ = true;
+}
+
+void ShardedUnit::mark_passed() {
+  check_not_summed();
+  passed_ = true;
 }
 
 // Also where a module below this unit's was called by itself.
@@ -173,18 +182,24 @@ void ShardedUnit::zero_what_did_not_arrive() {
 
 void ShardedUnit::start_reduce() {
   zero_what_did_not_arrive();
+  for (Parameter* parameter : plan_.parameters) parameter->clear_grad();
   passed_ = false;
+  reduced_once_ = closed_ = true;
+  // The next pass must not write into what is being summed. Where full gradients stay, there is no
+  // next pass, see check_not_summed().
+  input_ = full_grad_;
   adds_ = grad_shard_.defined();
+  if (policy_.shard_gradients) full_grad_ = {};
   if (policy_.shard_gradients && !adds_) {
     grad_shard_ =
         Tensor::empty(context_, {layout_.shard_numel()}, dtype_, MemoryCategory::gradients);
   }
   // A second reduction of a step arrives in this rank's piece of its own input, to be added then.
   const bool all = !policy_.shard_optimizer;
-  const Tensor result = all                                 ? full_grad_
+  const Tensor result = all                                 ? input_
                         : policy_.shard_gradients && !adds_ ? grad_shard_
-                                                            : piece(full_grad_);
-  const void* from = address(full_grad_);
+                                                            : piece(input_);
+  const void* from = address(input_);
   void* to = address(result);
   const std::int64_t count = result.numel();
   std::string label = name() + " reduce";
@@ -195,17 +210,14 @@ void ShardedUnit::start_reduce() {
       groups->replicate->all_reduce(to, count, dtype, ReduceOp::sum, label);
     }
   });
-  full_grad_.storage().record_use(reduced_);
+  input_.storage().record_use(reduced_);
   result.storage().record_use(reduced_);
-  reduced_once_ = true;
 }
 
 void ShardedUnit::finish_reduce() {
   reduced_.wait();
-  if (!policy_.shard_gradients) return;  // the full buffer holds the result
-  if (adds_) add_inplace(grad_shard_, piece(full_grad_));
-  for (Parameter* parameter : plan_.parameters) parameter->clear_grad();
-  full_grad_ = {};
+  const Tensor input = std::exchange(input_, {});
+  if (policy_.shard_gradients && adds_) add_inplace(grad_shard_, piece(input));
 }
 
 Tensor ShardedUnit::own_gradient() const {
@@ -249,9 +261,11 @@ Event ShardedUnit::start_gather_update() {
   void* to = address(flat_);
   Communicator* group = groups_.shard.get();
   std::string label = name() + " update";
-  return groups_.enqueue(label, [=, count = layout_.shard_numel(), dtype = dtype_] {
+  const Event gathered = groups_.enqueue(label, [=, count = layout_.shard_numel(), dtype = dtype_] {
     group->all_gather(from, to, count, dtype, label);
   });
+  flat_.storage().record_use(gathered);
+  return gathered;
 }
 
 void ShardedUnit::mark_updated() {
@@ -260,7 +274,7 @@ void ShardedUnit::mark_updated() {
 
 void ShardedUnit::clear_gradients() {
   for (Parameter* parameter : plan_.parameters) parameter->clear_grad();
-  full_grad_ = grad_shard_ = {};
+  full_grad_ = grad_shard_ = input_ = {};
   passed_ = reduced_once_ = closed_ = false;
   std::ranges::fill(arrivals_, 0);
 }

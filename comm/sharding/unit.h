@@ -44,7 +44,7 @@ class SHERD_API ShardedUnit {
   void visit_shards(const ShardVisitor& visit) const;
 
   // Parameters. Each returns whether there was anything to do.
-  bool unshard();  // starts the all-gather on the gather stream
+  bool unshard();  // starts the all-gather on the stream
   bool wait();     // until it has arrived
   // Gives the bytes back. keep_secondary: backward will come for them, so where there are
   // neighbours this rank keeps its part of their copy, from the end of forward until the last
@@ -52,11 +52,16 @@ class SHERD_API ShardedUnit {
   bool reshard(bool keep_secondary);
   void drop_secondary() { secondary_ = {}; }
 
-  // Gradients of one backward pass are complete on this rank: start_reduce() sums them over the
-  // ranks on the reduce stream, finish_reduce() waits and adds what came to this step's gradient.
-  // Between them the flat gradient buffer must live; the engine keeps one such unit at a time.
-  void begin_backward() { closed_ = false; }  // of the model
-  void mark_passed();                         // a backward pass has gone through
+  // Gradients. In a backward pass they are written to a full flat buffer (its place is asked for
+  // when the first one arrives); mark_passed() says that they are complete on this rank.
+  // start_reduce() sums them over the ranks on the stream, finish_reduce() waits, and adds the sum
+  // to that of earlier passes of this step. In between the input of the sum lives; the engine keeps
+  // one such unit at a time.
+  //   accumulating (full_grad_) --start_reduce--> being summed (input_) --finish_reduce--> summed
+  // With sharded gradients the sum lies in grad_shard_, and another pass may follow; otherwise it
+  // stays in full_grad_ and none may.
+  void begin_pass() { closed_ = false; }  // a forward or backward of the model starts
+  void mark_passed();
   bool unreduced() const;
   void start_reduce();
   void finish_reduce();
@@ -70,7 +75,7 @@ class SHERD_API ShardedUnit {
 
   // What the optimizer of this rank updates.
   std::vector<ParameterSpan> spans() const;
-  // After the update: full parameters are gathered from the shards (on the gather stream, until the
+  // After the update: full parameters are gathered from the shards (on the stream, until the
   // event), and a tape recorded before is told that its saved values are old.
   bool gathers_update() const { return !policy_.shard_parameters && policy_.shard_optimizer; }
   Event start_gather_update();
@@ -80,6 +85,8 @@ class SHERD_API ShardedUnit {
  private:
   Tensor view(const Tensor& flat, std::size_t parameter) const;
   Tensor piece(const Tensor& flat) const;  // this rank's shard of a full buffer
+  Tensor gradient_place(std::size_t parameter);
+  void check_not_summed() const;
   void zero_what_did_not_arrive();
 
   Context& context_;
@@ -94,7 +101,7 @@ class SHERD_API ShardedUnit {
   Tensor shard_;      // this rank's; a view of flat_ where that is kept
   Tensor secondary_;  // this rank's part of what K neighbours keep
   Event gathered_, reduced_;
-  Tensor full_grad_, grad_shard_;
+  Tensor full_grad_, input_, grad_shard_;  // see start_reduce()
   bool passed_ = false, reduced_once_ = false, adds_ = false;
   bool closed_ = false;  // this pass may bring no more gradients
   std::vector<std::int64_t> arrivals_;

@@ -101,11 +101,9 @@ TEST_CASE("tapes: a second backward on gradients that are summed already is an e
       if (policy == P::zero1) rank.engine.finish_backward(0.0);
       const std::string message = message_of([&] { second.backward(); });
       SHERD_CHECK(contains(message,
-                           "after its gradients were summed over the ranks; call "
-                           "set_gradient_sync(false) for all passes of a step but the "
-                           "last"),
+                           "after this step's gradients were summed over the ranks; call "
+                           "set_gradient_sync(false) for all passes of a step but the last"),
                   "got '{}'", message);
-      SHERD_CHECK(contains(message, "unit vit.blocks.2:"), "got '{}'", message);
     });
   }
 }

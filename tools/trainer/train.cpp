@@ -252,7 +252,7 @@ class Run {
     }
     if (!is_first()) fail("{}", reason);
     if (log_) log_->error(step_->steps_done(), reason);
-    if (engine_.replicated()) {
+    if (engine_.holds_whole_model()) {
       fail("{}{}", reason, rescue([&](const std::string& path) {
              save_weights(model_, path, weights_metadata());
            }));
@@ -281,7 +281,9 @@ class Run {
   // Before each step: shall all go on? Throws an AgreedError where a rank has failed.
   bool all_go_on() {
     std::int32_t worst = !failure_.empty() ? 2 : stop_wanted_ ? 1 : 0;
+    const auto start = Clock::now();
     world_.all_reduce(&worst, 1, DType::i32, ReduceOp::max, "shall the run go on");
+    waited_ += seconds_since(start);
     if (worst == 2) agree_on_errors(world_, failure_);
     outcome_.stopped = worst == 1;
     return worst == 0;
@@ -309,7 +311,7 @@ class Run {
         observer_.on_epoch(info);
       });
     }
-    all_go_on();  // what failed last is heard of here
+    agree_on_errors(world_, failure_);
     outcome_.steps = step_->steps_done();
     outcome_.images_per_second = static_cast<double>(images_done) / outcome_.train_seconds;
   }
@@ -357,7 +359,7 @@ class Run {
     const std::int64_t done = step_->steps_done();
     if (done == kTracedSteps || done == info_.total_steps) write_trace();
     if (done % settings_.log_every == 0 || done == info_.total_steps) {
-      if (log_) log_->step(now, context_.ledger(), engine_.exposed_seconds());
+      if (log_) log_->step(now, context_.ledger(), engine_.exposed_seconds() + waited_);
       window = Window{Clock::now()};
     }
     observer_.on_step(now);
@@ -393,11 +395,11 @@ class Run {
     outcome_.peak_bytes = ledger.peak_total();
     outcome_.peak_reserved_bytes =
         static_cast<std::int64_t>(context_.allocator().peak_reserved_bytes());
-    outcome_.exposed_seconds = engine_.exposed_seconds();
+    outcome_.exposed_seconds = engine_.exposed_seconds() + waited_;
     by_itself([&] {
       if (log_) log_->end(outcome_);
     });
-    all_go_on();
+    agree_on_errors(world_, failure_);
   }
 
   // A trace that cannot be written is no reason to stop training.
@@ -429,6 +431,7 @@ class Run {
   std::unique_ptr<RunLog> log_;  // of rank 0
   std::string failure_;          // of this rank, which the others have not heard of yet
   bool stop_wanted_ = false;
+  double waited_ = 0.0;               // seconds, for others before steps
   std::vector<std::string> claimed_;  // files that this rank has made
 };
 
