@@ -60,6 +60,8 @@ class SHERD_API Communicator {
 
   int rank() const { return rank_; }
   int size() const { return size_; }
+  // How the ranks reach each other, for people: "shared memory".
+  virtual std::string_view backend() const = 0;
   // Whether calls only count and never touch their buffers: for contexts on the meta device.
   virtual bool on_paper() const { return false; }
   const CommunicationCounters& counters() const { return counters_; }

@@ -18,6 +18,7 @@ class FaultyCommunicator final : public Communicator {
         inner_(std::move(inner)),
         faults_(std::move(faults)),
         matched_(faults_.size()) {}
+  std::string_view backend() const override { return inner_->backend(); }
   bool on_paper() const override { return inner_->on_paper(); }
   void abort(const std::string& reason) override { inner_->abort(reason); }
   std::string end_reason() const override { return inner_->end_reason(); }

@@ -31,6 +31,7 @@ class MetaCommunicator final : public Communicator {
     group_->parent = std::move(parent);
   }
 
+  std::string_view backend() const override { return "paper"; }
   bool on_paper() const override { return true; }
   void abort(const std::string& reason) override {
     const std::lock_guard lock(group_->mutex);

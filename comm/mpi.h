@@ -24,7 +24,7 @@ struct Launcher {
 SHERD_API std::optional<Launcher> detect_launcher();
 
 enum class MpiTransport : std::uint8_t {
-  automatic,  // shared where all ranks are on one machine, else messages
+  automatic,  // shared where all ranks see each other's memory, else messages
   shared,     // memory that all ranks of a machine see
   messages,   // MPI messages, anywhere
 };

@@ -71,6 +71,7 @@ class MessageCommunicator final : public StagedCommunicator {
     }
   }
 
+  std::string_view backend() const override { return "MPI messages"; }
   void abort(const std::string& reason) override { group_->end(reason); }
   std::string end_reason() const override { return group_->end_reason(); }
 
@@ -311,9 +312,20 @@ MpiTransport mpi_automatic_transport() {
 }
 
 std::unique_ptr<Communicator> make_mpi_communicator(MpiTransport transport) {
-  if (transport == MpiTransport::automatic) transport = mpi_automatic_transport();
+  const bool automatic = transport == MpiTransport::automatic;
+  if (automatic) transport = mpi_automatic_transport();
   auto messages = make_message_communicator();
   if (transport == MpiTransport::messages) return messages;
+  if (automatic) {
+    // Containers of one machine may not see each other's memory; all ranks come to know it
+    // together.
+    try {
+      return make_shared_communicator(*messages, [] { MpiWorld::get().expect_trouble(); });
+    } catch (const Error&) {
+      if (!messages->end_reason().empty()) throw;
+      return messages;
+    }
+  }
   SHERD_CHECK(MpiWorld::get().one_machine(),
               "the transport `shared` is for ranks on one machine, and these {} are on several: "
               "use `messages`",

@@ -21,6 +21,7 @@ class SharedCommunicator final : public StagedCommunicator {
         done_(static_cast<std::size_t>(size()) * 2) {}
   ~SharedCommunicator() override { my_slot().left.store(true, std::memory_order_release); }
 
+  std::string_view backend() const override { return "shared memory"; }
   void abort(const std::string& reason) override { region_->end(reason); }
   std::string end_reason() const override { return region_->end_reason(); }
 

@@ -227,6 +227,7 @@ class ThreadCommunicator final : public Communicator {
       : Communicator(rank, group->size()), group_(std::move(group)) {}
   ~ThreadCommunicator() override { group_->leave(rank()); }
 
+  std::string_view backend() const override { return "threads"; }
   void abort(const std::string& reason) override { group_->abort(reason); }
   std::string end_reason() const override { return group_->end_reason(); }
 

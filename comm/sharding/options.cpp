@@ -47,10 +47,11 @@ int axis_size(const ProcessMesh& mesh, const char* name) {
 void validate_mesh(const ShardingOptions& options, int ranks) {
   const bool hybrid = options.policy == ShardingPolicy::hybrid;
   if (!options.mesh) {
-    SHERD_CHECK(!hybrid,
-                "--shard hybrid: needs a mesh of two axes, such as --mesh replicate=2,shard={}, "
-                "whose product is the number of ranks ({})",
-                ranks / 2 > 0 ? ranks / 2 : 1, ranks);
+    SHERD_CHECK(
+        !hybrid,
+        "--shard hybrid: needs --mesh replicate=R,shard=S with R times S the number of ranks "
+        "({})",
+        ranks);
     return;
   }
   const ProcessMesh& mesh = *options.mesh;
@@ -63,8 +64,8 @@ void validate_mesh(const ShardingOptions& options, int ranks) {
               mesh.to_string(), mesh.size(), ranks);
   const int replicas = axis_size(mesh, "replicate");
   SHERD_CHECK(!hybrid || mesh.axes().size() == 2,
-              "--shard hybrid: --mesh {} has one axis; give both, such as replicate=2,shard={}",
-              mesh.to_string(), ranks / 2 > 0 ? ranks / 2 : 1);
+              "--shard hybrid: --mesh {} has one axis; give both, replicate=R,shard=S",
+              mesh.to_string());
   SHERD_CHECK(hybrid || options.policy == ShardingPolicy::none || replicas == 1,
               "--shard {} shards over all ranks, but --mesh {} has {} replicas; use --shard hybrid",
               name_of(options.policy), mesh.to_string(), replicas);

@@ -128,11 +128,11 @@ TEST_CASE("options: a mesh that does not fit is refused") {
   validate(hybrid, 4);
   check_refused(hybrid, 8, {"--mesh replicate=2,shard=2", "4 ranks", "there are 8"});
   hybrid.mesh = ProcessMesh::parse("shard=4");
-  check_refused(hybrid, 4, {"--shard hybrid", "--mesh shard=4", "replicate=2,shard=2"});
+  check_refused(hybrid, 4, {"--shard hybrid", "--mesh shard=4", "replicate=R,shard=S"});
   hybrid.mesh = ProcessMesh::parse("replicate=4");
   check_refused(hybrid, 4, {"--shard hybrid", "--mesh replicate=4"});
   hybrid.mesh.reset();
-  check_refused(hybrid, 4, {"--shard hybrid", "--mesh replicate=2,shard=2", "(4)"});
+  check_refused(hybrid, 4, {"--shard hybrid", "--mesh replicate=R,shard=S", "(4)"});
   check_refused(hybrid, 1, {"--shard hybrid", "(1)"});
   hybrid.mesh = ProcessMesh::parse("replicate=2,tensor=2");
   check_refused(hybrid, 4, {"--mesh replicate=2,tensor=2", "'tensor'"});

@@ -125,7 +125,10 @@ Trace::Clock::time_point common_trace_origin(Communicator& world) {
 std::string describe_ranks(const TrainSettings& settings, const Communicator& world) {
   const ShardingOptions options = sharding_options(settings, world.size());
   if (world.size() == 1) return fmt::format("1 rank, {}", name_of(options.policy));
-  const char* kind = world.on_paper() ? "" : under_launcher() ? " as processes" : " as threads";
+  const std::string kind = world.on_paper() ? ""
+                           : under_launcher()
+                               ? fmt::format(" as processes over {}", world.backend())
+                               : " as threads";
   return fmt::format("{} ranks{}, {}{}", world.size(), kind, name_of(options.policy),
                      options.mesh ? " over " + options.mesh->to_string() : std::string());
 }
