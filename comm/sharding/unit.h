@@ -102,8 +102,10 @@ class SHERD_API ShardedUnit {
   Tensor secondary_;  // this rank's part of what K neighbours keep
   Event gathered_, reduced_;
   Tensor full_grad_, input_, grad_shard_;  // see start_reduce()
-  bool passed_ = false, reduced_once_ = false, adds_ = false;
-  bool closed_ = false;  // this pass may bring no more gradients
+  bool passed_ = false;        // a backward pass came through whose gradients are not summed yet
+  bool closed_ = false;        // they are, or are being summed: this pass may bring no more
+  bool reduced_once_ = false;  // in this step
+  bool adds_ = false;          // the sum under way is not the step's first
   std::vector<std::int64_t> arrivals_;
 };
 
