@@ -43,9 +43,10 @@ enum class Collective : std::uint8_t {
 inline constexpr std::size_t kCollectives = 8;
 SHERD_API std::string_view name_of(Collective collective);
 
-// What this rank has sent since it was made: bytes are the elements a rank must send to others by
-// the usual accounting, (N-1)/N of the whole buffer for a gather or a reduce-scatter of N ranks,
-// twice that for an all-reduce, whatever way a backend really takes. A recv sends nothing.
+// What this rank has sent since it was made, in bytes by the usual accounting: of N ranks each
+// sends (N-1)/N of the whole buffer in a gather, reduce-scatter or all-to-all, twice that in an
+// all-reduce; the root of a broadcast (N-1) times the data; whatever way a backend really takes. A
+// recv sends nothing.
 struct CommunicationCounters {
   std::int64_t calls[kCollectives] = {};
   std::int64_t bytes[kCollectives] = {};

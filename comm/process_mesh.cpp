@@ -35,8 +35,8 @@ ProcessMesh ProcessMesh::parse(std::string_view text) {
       valid = error == std::errc() && end == number.data() + number.size();
       axis.name = part.substr(0, equals);
     }
-    SHERD_CHECK(valid, "mesh '{}': expected axes such as replicate=2,shard=4, got '{}'", text,
-                part);
+    SHERD_CHECK(valid, "--mesh {}: expected axes such as replicate=2,shard=4{}", text,
+                part == text ? std::string() : fmt::format(", got '{}'", part));
     axes.push_back(std::move(axis));
     if (part.size() == rest.size()) break;
     rest.remove_prefix(part.size() + 1);

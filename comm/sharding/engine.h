@@ -5,9 +5,9 @@
 //   ShardingEngine engine(model, context, communicator, DType::f32, {.policy = ...});
 //   engine.initialize();
 //   optimizer->prepare(engine.spans());
-//   every step:
-//     tape.backward(loss);                                 // loss: of this rank's samples, divided
-//     const auto all = engine.finish_backward(loss value); // by the count over all ranks
+//   every step, with the loss of this rank's samples divided by the count over all ranks:
+//     tape.backward(loss);
+//     const GlobalStep all = engine.finish_backward(loss.tensor().item());
 //     optimizer->step(engine.spans(), lr, clip_factor(all.grad_norm, max_norm));
 //     engine.finish_step();
 //

@@ -60,7 +60,8 @@ void validate_mesh(const ShardingOptions& options, int ranks) {
                 "--mesh {}: unknown axis '{}'; sharding knows replicate and shard",
                 mesh.to_string(), axis.name);
   }
-  SHERD_CHECK(mesh.size() == ranks, "--mesh {}: the axes multiply to {} ranks, there are {}",
+  SHERD_CHECK(mesh.size() == ranks,
+              "--mesh {}: the axes multiply to {} ranks, there are {}; change one of them",
               mesh.to_string(), mesh.size(), ranks);
   const int replicas = axis_size(mesh, "replicate");
   SHERD_CHECK(!hybrid || mesh.axes().size() == 2,
@@ -86,7 +87,7 @@ ShardingPolicy sharding_policy_from_name(std::string_view name) {
     if (name == other) return policy;
     known.emplace_back(other);
   }
-  fail("unknown sharding policy '{}'{}", name, did_you_mean(name, known));
+  fail("--shard: unknown sharding policy '{}'{}", name, did_you_mean(name, known));
 }
 
 UnitRule UnitRule::parse(std::string_view text) {

@@ -98,12 +98,13 @@ TEST_CASE("settings: a flag without effect is an error") {
 }
 
 TEST_CASE("settings: amounts of memory") {
-  CHECK(parse_bytes("") == 0);
-  CHECK(parse_bytes("6GiB") == std::size_t{6} << 30);
-  CHECK(parse_bytes("1.5MB") == 1'500'000);
-  CHECK(parse_bytes("4096") == 4096);
+  CHECK(parse_bytes("", "--memory-limit") == 0);
+  CHECK(parse_bytes("6GiB", "--memory-limit") == std::size_t{6} << 30);
+  CHECK(parse_bytes("1.5MB", "--memory-limit") == 1'500'000);
+  CHECK(parse_bytes("4096", "--memory-limit") == 4096);
   for (const char* bad : {"6 apples", "-1GiB", "GiB", "1e40GiB", "nan"}) {
-    CHECK_THROWS_WITH_AS(parse_bytes(bad), doctest::Contains("such as 6GiB"), Error);
+    CHECK_THROWS_WITH_AS(parse_bytes(bad, "--memory-limit"), doctest::Contains("such as 6GiB"),
+                         Error);
   }
 }
 

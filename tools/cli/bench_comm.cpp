@@ -95,7 +95,7 @@ void measure_size(Communicator& comm, const std::string& transport, std::int64_t
 
 void measure_transport(Communicator& comm, const std::string& transport, const CommOptions& options,
                        CommReport& report) {
-  const auto most = static_cast<std::int64_t>(parse_bytes(options.max_bytes));
+  const auto most = static_cast<std::int64_t>(parse_bytes(options.max_bytes, "--max-bytes"));
   for (std::int64_t bytes = 4096; bytes <= most; bytes *= 4) {
     measure_size(comm, transport, bytes, options.repeat, report);
   }
@@ -153,7 +153,8 @@ double time_alone() {
 int bench_comm(const CommOptions& options, bool ranks_given) {
   SHERD_CHECK(options.repeat >= 0, "--repeat: expected 0 (as many as fit) or more, got {}",
               options.repeat);
-  check_range("--max-bytes", static_cast<std::int64_t>(parse_bytes(options.max_bytes)), 4096,
+  check_range("--max-bytes",
+              static_cast<std::int64_t>(parse_bytes(options.max_bytes, "--max-bytes")), 4096,
               std::int64_t{1} << 34);
   check_range("--ranks", options.ranks, 1, 1024);
   const std::optional<Launcher> launcher = detect_launcher();

@@ -55,8 +55,10 @@ int run(int argc, char** argv) {
       "Sherd trains Vision Transformers.\n\n"
       "  sherd train                         train on Fashion-MNIST with the default settings\n"
       "  sherd train run.toml --lr 5e-4      settings from a file, one changed\n"
+      "  sherd train --ranks 4 --shard zero3 four ranks, parameters sharded\n"
       "  sherd eval runs/NAME                accuracy of a run's weights\n"
       "  sherd inspect model                 the model names, and the parameters of one\n"
+      "  sherd inspect events --ranks 4      what a sharded step does, in order\n"
       "  sherd bench step                    speed of a training step on this machine\n"
       "  sherd bench comm                    speed of what ranks say to each other\n"};
   app.name("sherd");

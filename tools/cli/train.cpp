@@ -95,7 +95,7 @@ int run_training(const TrainSettings& settings) {
   fmt::print("speed           {} images/s in training\n",
              group_digits(static_cast<std::int64_t>(outcome.images_per_second)));
   if (outcome.info.ranks > 1) {
-    fmt::print("communication   {:.1f}% of the time rank 0 waited for other ranks\n",
+    fmt::print("communication   rank 0 waited for other ranks in {:.1f}% of the training time\n",
                100.0 * outcome.exposed_seconds / outcome.train_seconds);
   }
   fmt::print("peak memory     {}{} ({})\n", format_bytes(outcome.peak_bytes),
@@ -152,7 +152,9 @@ Command add_train(CLI::App& parent) {
   };
   auto state = std::make_shared<State>();
   CLI::Option* toml =
-      app->add_option("file", state->toml, "TOML file of settings (sections as below)")
+      app->add_option(
+             "file", state->toml,
+             "TOML file of settings: the sections below, names with _ for -, texts in quotes")
           ->type_name("FILE");
   SettingFlags flags(app, {"model", "data", "optimizer", "schedule", "sharding", "run"});
   const std::string group = "golden runs";

@@ -3,7 +3,7 @@
 """Sherd and PyTorch on the same work in the same run, taking turns, so that both meet the same machine.
 Prints the median of each and their ratio.
 
-  compare.py train   the quick start's training: images/s of one epoch each
+  compare.py train   the quick start's model on one rank: images/s of one epoch each
   compare.py step    a training step of ViT-B/16, batch 8: seconds, and peak memory of the process
   compare.py fsdp    the same step on 2 ranks of 1 thread, parameters sharded (zero3 against FSDP2); and what
                      sharding costs Sherd: zero3 against --shard none, and against as many independent

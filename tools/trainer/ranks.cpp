@@ -57,10 +57,11 @@ int planned_ranks(const TrainSettings& settings) {
               "without a launcher",
               launcher->name, launcher->size, launcher->size);
   // The configuration of a run has its number of ranks, and may be repeated with processes.
-  SHERD_CHECK(settings.ranks == 1 || settings.ranks == launcher->size,
-              "--ranks {}: makes threads of one process, but {} started {} processes already; "
-              "leave --ranks out, or start sherd without {}",
-              settings.ranks, launcher->name, launcher->size, launcher->name);
+  SHERD_CHECK(
+      settings.ranks == 1 || settings.ranks == launcher->size,
+      "--ranks {}: makes threads of one process, but {} started {} processes already; "
+      "leave --ranks out (or take ranks out of the settings file), or start sherd without {}",
+      settings.ranks, launcher->name, launcher->size, launcher->name);
   return launcher->size;
 }
 

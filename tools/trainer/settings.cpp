@@ -9,6 +9,7 @@
 #include <cmath>
 #include <filesystem>
 #include <limits>
+#include <set>
 #include <sstream>
 
 namespace sherd {
@@ -114,7 +115,9 @@ std::string toml_quoted(const std::string& text) {
 const std::vector<Setting>& setting_table() {
   static const std::vector<Setting> table{
       {"model.preset", &T::preset,
-       "a timm model name, see `sherd inspect model`; sets the rest of [model]"},
+       "a timm model name, see `sherd inspect model`; sets the rest of [model]. Needs images of "
+       "its "
+       "size, such as --dataset synthetic"},
       {"model.patch", &T::patch, "side of a square patch, in pixels; must divide the image"},
       {"model.dim", &T::dim, "features of a token"},
       {"model.depth", &T::depth, "number of blocks"},
@@ -127,7 +130,8 @@ const std::vector<Setting>& setting_table() {
       {"model.layer_norm_eps", &T::layer_norm_eps, "added to the variance in LayerNorm"},
       {"model.drop", &T::drop, "dropout rate after projections and in the MLP"},
       {"model.drop_path", &T::drop_path, "stochastic depth rate of the last block"},
-      {"model.weights", &T::weights, "start from this safetensors file (timm's keys)"},
+      {"model.weights", &T::weights,
+       "start from, or evaluate, this safetensors file (timm's keys)"},
       {"data.dataset", &T::dataset, "fashion-mnist, mnist or synthetic"},
       {"data.data_dir", &T::data_dir,
        "folder of the IDX files; empty: where Debian's package puts them"},
@@ -176,7 +180,8 @@ const std::vector<Setting>& setting_table() {
       {"run.epochs", &T::epochs, "passes over the training images"},
       {"run.max_steps", &T::max_steps,
        "stop (and end the schedule) after this many steps; 0: by epochs"},
-      {"run.batch_size", &T::batch_size, "samples of one optimizer step, over all ranks"},
+      {"run.batch_size", &T::batch_size,
+       "samples of one optimizer step, over all ranks; eval: of one forward pass"},
       {"run.micro_batch", &T::micro_batch,
        "samples of one rank's forward pass; 0: its whole part of the batch"},
       {"run.device", &T::device, "cpu; bench takes meta too, which plans and computes nothing"},
@@ -314,6 +319,8 @@ TrainSettings resolve_settings(const Assignments& file, const Assignments& flags
 
 void check_used(const TrainSettings& s, const Assignments& given) {
   const bool synthetic = s.dataset == "synthetic", adamw = s.optimizer == "adamw";
+  static const std::set<std::string> kFull{"none", "ddp", "no_shard", "zero1", "zero2"};
+  const bool gathers = !kFull.contains(s.shard);
   const struct {
     const char* key;
     bool used;
@@ -330,6 +337,7 @@ void check_used(const TrainSettings& s, const Assignments& given) {
       {"optimizer.nesterov", !adamw, "--optimizer sgd"},
       {"schedule.min_lr", s.schedule != "constant", "a schedule that decays"},
       {"sharding.reduce_every", s.micro_batch > 0, "--micro-batch"},
+      {"sharding.prefetch", gathers, "a policy that shards parameters (grad_op, zero3, hybrid)"},
       {"schedule.warmup_epochs", s.warmup_steps < 0, "no --warmup-steps beside it"},
   };
   for (const auto& [key, value] : given) {
@@ -367,7 +375,7 @@ void check_range(const char* flag, std::int64_t value, std::int64_t low, std::in
               value);
 }
 
-std::size_t parse_bytes(const std::string& text) {
+std::size_t parse_bytes(const std::string& text, const std::string& source) {
   if (text.empty()) return 0;
   static constexpr std::pair<const char*, double> kUnits[] = {
       {"KiB", 0x1p10}, {"MiB", 0x1p20}, {"GiB", 0x1p30}, {"TiB", 0x1p40}, {"KB", 1e3},
@@ -382,7 +390,7 @@ std::size_t parse_bytes(const std::string& text) {
     }
     break;
   }
-  fail("expected an amount of memory such as 6GiB or 512MiB, got '{}'", text);
+  fail("{}: expected an amount of memory such as 6GiB or 512MiB, got '{}'", source, text);
 }
 
 ContextOptions context_options(const TrainSettings& settings) {
@@ -392,7 +400,7 @@ ContextOptions context_options(const TrainSettings& settings) {
   options.device = device_from_name(settings.device);
   options.threads = static_cast<int>(settings.threads);
   options.seed = static_cast<std::uint64_t>(settings.seed);
-  options.memory_limit = parse_bytes(settings.memory_limit);
+  options.memory_limit = parse_bytes(settings.memory_limit, "--memory-limit");
   return options;
 }
 

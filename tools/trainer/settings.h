@@ -89,7 +89,7 @@ SHERD_API std::string settings_to_toml(const TrainSettings& settings);
 SHERD_API void check_range(const char* flag, std::int64_t value, std::int64_t low,
                            std::int64_t high);
 // "6GiB", "512MiB", "1000000" → bytes; empty → 0.
-SHERD_API std::size_t parse_bytes(const std::string& text);
+SHERD_API std::size_t parse_bytes(const std::string& text, const std::string& source);
 
 SHERD_API ContextOptions context_options(const TrainSettings& settings);
 // Model settings for images of this shape.

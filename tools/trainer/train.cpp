@@ -318,7 +318,8 @@ class Run {
 
   std::int64_t train_epoch(std::int64_t epoch, EpochInfo* info) {
     const auto epoch_start = Clock::now();
-    Window window{epoch_start};
+    Window window{epoch_start, 0.0, exposed()};
+    const double exposed_before = window.exposed;
     double loss_sum = 0.0;
     std::int64_t samples = 0, in_epoch = 0;
     by_itself([&] { loader_->start_epoch(epoch); });
@@ -341,6 +342,7 @@ class Run {
       by_itself([&] { after_step(now, window); });
     }
     info->seconds = seconds_since(epoch_start);
+    outcome_.exposed_seconds += exposed() - exposed_before;
     info->train_loss = samples > 0 ? loss_sum / static_cast<double>(samples) : 0.0;
     info->images_per_second = static_cast<double>(samples) / info->seconds;
     return samples;
@@ -349,9 +351,13 @@ class Run {
   // Since the last line of the log.
   struct Window {
     Clock::time_point start;
-    double wait = 0.0;
+    double wait = 0.0;     // seconds for batches
+    double exposed = 0.0;  // what exposed() was then
     std::int64_t samples = 0;
   };
+
+  // Seconds since the start that this rank has waited for others.
+  double exposed() const { return engine_.exposed_seconds() + waited_; }
 
   void after_step(StepInfo& now, Window& window) {
     now.images_per_second = static_cast<double>(window.samples) / seconds_since(window.start);
@@ -359,8 +365,8 @@ class Run {
     const std::int64_t done = step_->steps_done();
     if (done == kTracedSteps || done == info_.total_steps) write_trace();
     if (done % settings_.log_every == 0 || done == info_.total_steps) {
-      if (log_) log_->step(now, context_.ledger(), engine_.exposed_seconds() + waited_);
-      window = Window{Clock::now()};
+      if (log_) log_->step(now, context_.ledger(), exposed() - window.exposed);
+      window = Window{Clock::now(), 0.0, exposed()};
     }
     observer_.on_step(now);
     stop_wanted_ = observer_.should_stop();
@@ -395,7 +401,6 @@ class Run {
     outcome_.peak_bytes = ledger.peak_total();
     outcome_.peak_reserved_bytes =
         static_cast<std::int64_t>(context_.allocator().peak_reserved_bytes());
-    outcome_.exposed_seconds = engine_.exposed_seconds() + waited_;
     by_itself([&] {
       if (log_) log_->end(outcome_);
     });
