@@ -331,6 +331,30 @@ TEST_CASE("communicator: an abort of the world ends its groups") {
   CHECK(errors[3] == "rank 3 gave up");
 }
 
+TEST_CASE("communicator: groups end with their last rank, not with the world") {
+  const int before = thread_groups();
+  run_all(4, [&](Communicator& world) {
+    const int half = world.rank() / 2 * 2;
+    const std::vector<int> pair{half, half + 1};
+    for (int i = 0; i < 50; ++i) {
+      std::unique_ptr<Communicator> group = world.split(pair, "pairs");
+      world.barrier("made");
+      SHERD_CHECK(thread_groups() == before + 3, "{} groups, not 3", thread_groups() - before);
+      world.barrier("counted");
+      std::unique_ptr<Communicator> self = group->split(std::vector{world.rank() % 2}, "alone");
+      world.barrier("made");
+      SHERD_CHECK(thread_groups() == before + 7, "{} groups, not 7", thread_groups() - before);
+      world.barrier("counted");
+      group.reset();
+      self.reset();
+      world.barrier("gone");
+      SHERD_CHECK(thread_groups() == before + 1, "{} groups, not 1", thread_groups() - before);
+      world.barrier("counted");
+    }
+  });
+  CHECK(thread_groups() == before);
+}
+
 TEST_CASE("communicator: counters follow the usual accounting, on paper as in fact") {
   const auto work = [](Communicator& comm, void* data) {
     comm.all_reduce(data, 12, DType::f32, ReduceOp::sum, "a");
