@@ -68,7 +68,8 @@ class SHERD_API ShardedUnit {
 
   // This rank's part of the reduced gradient, for norms; undefined where there is none.
   Tensor own_gradient() const;
-  // One number a parameter: has any rank sent a gradient for it in this step? The engine sums them.
+  // One number a parameter: has any rank sent a gradient for it in this step? The engine sums them,
+  // after which no more may come.
   const std::vector<std::int64_t>& arrivals() const { return arrivals_; }
   void set_arrivals(const std::int64_t* sums);
   bool has_gradient() const;
@@ -104,6 +105,7 @@ class SHERD_API ShardedUnit {
   Tensor full_grad_, input_, grad_shard_;  // see start_reduce()
   bool passed_ = false, reduced_once_ = false, adds_ = false;
   bool closed_ = false;  // this pass may bring no more gradients
+  bool agreed_ = false;  // nor may this step
   std::vector<std::int64_t> arrivals_;
 };
 

@@ -284,3 +284,52 @@ TEST_CASE("passes: what one pass borrows before its unit is trained right, or it
     }
   }
 }
+
+TEST_CASE("passes: a gradient that no pass through the model brings is an error once it is late") {
+  std::optional<double> expected;
+  for (const P policy : kPolicies) {
+    CAPTURE(name_of(policy));
+    RunOptions run = clip_run(1, false);
+    run.sharding = clip_sharding(policy, 2, false);
+    if (policy == P::grad_op) run.sharding.persist_below = 2;
+    for (const bool agreed : {false, true}) {
+      CAPTURE(agreed);
+      std::vector<double> norms(2);
+      const auto train = [&](Communicator& world) {
+        const Workload work = clip();
+        RankTrainer rank(world, work, run);
+        const auto backward = [&](const std::function<Variable()>& make_loss) {
+          Tape tape(rank.context);
+          Variable loss;
+          {
+            const TapeScope recording(tape);
+            loss = make_loss();
+          }
+          tape.backward(loss);
+        };
+        const auto [from, to] = rank.samples(0);
+        backward([&] { return clip_loss(rank.context, *rank.model, run, 0, from, to); });
+        if (agreed) rank.engine.finish_backward(0.0);
+        {
+          const NoGradScope evaluation(rank.context);
+          clip_loss(rank.context, *rank.model, run, 0, from, to);
+        }
+        const auto [images, labels] = make_batch(rank.context, work, run.dtype, 0, from, to - from);
+        backward([&] {
+          const Variable x = dynamic_cast<Clip&>(*rank.model).scaled(Variable(images));
+          return cross_entropy(x, {labels, {}, 0.0}, run.batch);
+        });
+        norms[static_cast<std::size_t>(world.rank())] = rank.engine.finish_backward(0.0).grad_norm;
+      };
+      // Where gradients are sharded another sum may follow, until the norm is known.
+      if (!agreed && policy != P::none) {
+        run_rank_threads(2, train);
+        if (!expected) expected = norms[0];
+        CHECK(norms == std::vector(2, *expected));
+      } else {
+        CHECK_THROWS_WITH_AS(run_rank_threads(2, train),
+                             doctest::Contains("after this step's gradients were summed"), Error);
+      }
+    }
+  }
+}

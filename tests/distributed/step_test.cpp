@@ -95,12 +95,12 @@ TEST_CASE("tapes: two forwards, then two backwards, are two passes, under every 
 }
 
 TEST_CASE("tapes: a second backward on gradients that are summed already is an error") {
-  for (const P policy : {P::none, P::zero1}) {
+  for (const P policy : kPolicies) {
     CAPTURE(name_of(policy));
     on_threads(2, tied_vit(), run_of(policy, 2), [&](RankTrainer& rank) {
       Recorded first(rank, 0, {0, 2}), second(rank, 0, {2, 4});
       first.backward();
-      if (policy == P::zero1) rank.engine.finish_backward(0.0);
+      if (policy != P::none) rank.engine.finish_backward(0.0);
       const std::string message = message_of([&] { second.backward(); });
       SHERD_CHECK(contains(message,
                            "after this step's gradients were summed over the ranks; call "
@@ -259,6 +259,7 @@ TEST_CASE("steps: after an exception in evaluation a step is given up, or it is 
         const RunResult expected = train_ranks(2, tied_vit(), run);
         on_threads(2, tied_vit(), run, [&](RankTrainer& rank) {
           RunResult result;
+          std::vector<ShardingEvent> usual;
           for (int step = 0; step < run.steps; ++step) {
             if (step == 2) {
               Module& block = *rank.model->child("vit")->child("blocks")->child("1");
@@ -281,9 +282,13 @@ TEST_CASE("steps: after an exception in evaluation a step is given up, or it is 
               }
               rank.engine.abandon_step();
             }
+            rank.engine.record_events(true);
+            rank.engine.clear_events();
             const GlobalStep all = rank.step(step);
             result.losses.push_back(all.loss);
             result.norms.push_back(all.grad_norm);
+            if (step == 1) usual = rank.engine.events();
+            SHERD_CHECK(step == 0 || rank.engine.events() == usual, "step {} goes otherwise", step);
             const std::int64_t gathered =
                 rank.context.ledger().live(MemoryCategory::gathered_parameters);
             SHERD_CHECK(gathered == 0, "{} bytes stay gathered", gathered);

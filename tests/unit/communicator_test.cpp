@@ -329,6 +329,15 @@ TEST_CASE("communicator: an abort of the world ends its groups") {
     CHECK(told);
   }
   CHECK(errors[3] == "rank 3 gave up");
+  run_all(4, [](Communicator& world) {
+    const auto pair = world.split(pair_of(world.rank()), "pairs");
+    const auto self = pair->split(std::vector{world.rank() % 2}, "alone");
+    world.barrier("made");
+    if (world.rank() != 3) return;
+    world.abort("enough");
+    SHERD_CHECK(pair->end_reason() == "enough", "the pair goes on");
+    SHERD_CHECK(self->end_reason() == "enough", "the group of one goes on");
+  });
 }
 
 TEST_CASE("communicator: groups end with their last rank, not with the world") {
