@@ -186,9 +186,9 @@ double distance(const std::vector<double>& a, const std::vector<double>& b) {
 void check_equal(const RunResult& result, const RunResult& plain) {
   CHECK(distance(result.losses, plain.losses) < 1e-12);
   CHECK(distance(result.norms, plain.norms) < 1e-12);
-  for (const auto& [name, values] : plain.values) {
-    CAPTURE(name);
-    CHECK(distance(result.values.at(name), values) < 1e-11);
+  for (const auto& parameter : plain.values) {
+    CAPTURE(parameter.first);
+    CHECK(distance(result.values.at(parameter.first), parameter.second) < 1e-11);
   }
 }
 
@@ -307,17 +307,18 @@ TEST_CASE("passes: a gradient that no pass through the model brings is an error 
           }
           tape.backward(loss);
         };
-        const auto [from, to] = rank.samples(0);
+        const auto range = rank.samples(0);
+        const std::int64_t from = range.first, to = range.second;
         backward([&] { return clip_loss(rank.context, *rank.model, run, 0, from, to); });
         if (agreed) rank.engine.finish_backward(0.0);
         {
           const NoGradScope evaluation(rank.context);
           clip_loss(rank.context, *rank.model, run, 0, from, to);
         }
-        const auto [images, labels] = make_batch(rank.context, work, run.dtype, 0, from, to - from);
+        const auto batch = make_batch(rank.context, work, run.dtype, 0, from, to - from);
         backward([&] {
-          const Variable x = dynamic_cast<Clip&>(*rank.model).scaled(Variable(images));
-          return cross_entropy(x, {labels, {}, 0.0}, run.batch);
+          const Variable x = dynamic_cast<Clip&>(*rank.model).scaled(Variable(batch.first));
+          return cross_entropy(x, {batch.second, {}, 0.0}, run.batch);
         });
         norms[static_cast<std::size_t>(world.rank())] = rank.engine.finish_backward(0.0).grad_norm;
       };
