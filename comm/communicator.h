@@ -140,6 +140,8 @@ SHERD_API std::unique_ptr<Communicator> make_self_communicator();
 // The ranks of one process, a thread each. All communicators of a group are made together; element
 // r goes to the thread of rank r.
 SHERD_API std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size);
+// How many such groups there are in this process, those made by split() too.
+SHERD_API int thread_groups();
 
 // A rank of a group of any size that exists only on paper: counts calls and bytes, moves nothing.
 SHERD_API std::unique_ptr<Communicator> make_meta_communicator(int rank, int size);

@@ -43,7 +43,14 @@ class Group {
       : arrivals_(static_cast<std::size_t>(size)),
         talks_(arrivals_.size()),
         left_(arrivals_.size()),
-        waits_(arrivals_.size()) {}
+        waits_(arrivals_.size()) {
+    ++alive;
+  }
+  ~Group() { --alive; }
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  static inline std::atomic<int> alive = 0;
 
   int size() const { return static_cast<int>(arrivals_.size()); }
 
@@ -137,11 +144,16 @@ class Group {
   }
 
   // The group made by the split of this number whose first member is this one, made by whichever of
-  // its ranks comes first.
+  // its ranks comes first. It lives as long as one of its ranks.
   std::shared_ptr<Group> child(std::int64_t number, int first, int size) {
     const std::lock_guard lock(mutex_);
-    std::shared_ptr<Group>& group = children_[{number, first}];
-    if (!group) group = std::make_shared<Group>(size);
+    std::erase_if(children_, [](const auto& entry) {
+      return entry.second.to_come == nullptr && entry.second.group.expired();
+    });
+    SplitGroup& split = children_[{number, first}];
+    if (split.came == 0) split.group = split.to_come = std::make_shared<Group>(size);
+    std::shared_ptr<Group> group = split.to_come;
+    if (++split.came == size) split.to_come = nullptr;
     if (ended_) group->abort(reason_);
     return group;
   }
@@ -159,6 +171,12 @@ class Group {
   }
 
  private:
+  struct SplitGroup {
+    std::shared_ptr<Group> to_come;  // for those of its ranks that have not come for it yet
+    std::weak_ptr<Group> group;
+    int came = 0;
+  };
+
   static std::size_t index(int rank) { return static_cast<std::size_t>(rank); }
 
   static bool matches(const Talk& talk, int peer, bool sends) {
@@ -200,7 +218,9 @@ class Group {
     ended_ = true;
     reason_ = reason;
     changed_.notify_all();
-    for (const auto& [key, group] : children_) group->abort(reason);
+    for (const auto& [key, split] : children_) {
+      if (const auto group = split.group.lock()) group->abort(reason);
+    }
   }
 
   void throw_if_ended() const {
@@ -218,7 +238,7 @@ class Group {
   std::atomic<bool> ended_ = false;
   bool crowded_ = is_crowded(size());
   std::string reason_;
-  std::map<std::pair<std::int64_t, int>, std::shared_ptr<Group>> children_;
+  std::map<std::pair<std::int64_t, int>, SplitGroup> children_;  // by split and first member
 };
 
 class ThreadCommunicator final : public Communicator {
@@ -362,6 +382,10 @@ std::vector<std::unique_ptr<Communicator>> make_thread_communicators(int size) {
     all.push_back(std::make_unique<ThreadCommunicator>(group, rank));
   }
   return all;
+}
+
+int thread_groups() {
+  return Group::alive;
 }
 
 std::unique_ptr<Communicator> make_self_communicator() {

@@ -331,13 +331,14 @@ void ShardingEngine::finish_reduce() {
 
 GlobalStep ShardingEngine::finish_backward(double loss) {
   check_not_open();
-  between_steps_ = false;
   finish_reduce();
   for (auto it = units_.rbegin(); it != units_.rend(); ++it) {
     if ((*it)->unreduced()) reduce(**it);
   }
   finish_reduce();
-  return agree(loss);
+  const GlobalStep all = agree(loss);
+  between_steps_ = false;  // until here a rank that is left by the others can save its weights
+  return all;
 }
 
 // One message for all that ranks must agree on: the exact sums behind the norm and the loss, and

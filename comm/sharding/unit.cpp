@@ -141,9 +141,10 @@ bool ShardedUnit::reshard(bool keep_secondary) {
   return true;
 }
 
-// Full gradients stay where they were summed, so nothing can be added to them any more.
+// Full gradients stay where they were summed, so nothing can be added to them any more; nor to any
+// once the ranks have agreed on the norm.
 void ShardedUnit::check_not_summed() const {
-  SHERD_CHECK(!reduced_once_ || policy_.shard_gradients,
+  SHERD_CHECK(!agreed_ && (!reduced_once_ || policy_.shard_gradients),
               "unit {}: another backward pass after this step's gradients were summed over the "
               "ranks; call set_gradient_sync(false) for all passes of a step but the last, and "
               "finish_step() between steps",
@@ -227,6 +228,7 @@ Tensor ShardedUnit::own_gradient() const {
 
 void ShardedUnit::set_arrivals(const std::int64_t* sums) {
   std::copy_n(sums, arrivals_.size(), arrivals_.begin());
+  agreed_ = true;
 }
 
 bool ShardedUnit::has_gradient() const {
@@ -275,7 +277,7 @@ void ShardedUnit::mark_updated() {
 void ShardedUnit::clear_gradients() {
   for (Parameter* parameter : plan_.parameters) parameter->clear_grad();
   full_grad_ = grad_shard_ = input_ = {};
-  passed_ = reduced_once_ = closed_ = false;
+  passed_ = reduced_once_ = closed_ = agreed_ = false;
   std::ranges::fill(arrivals_, 0);
 }
 

@@ -68,7 +68,8 @@ class SHERD_API ShardedUnit {
 
   // This rank's part of the reduced gradient, for norms; undefined where there is none.
   Tensor own_gradient() const;
-  // One number a parameter: has any rank sent a gradient for it in this step? The engine sums them.
+  // One number a parameter: has any rank sent a gradient for it in this step? The engine sums them,
+  // after which no more may come.
   const std::vector<std::int64_t>& arrivals() const { return arrivals_; }
   void set_arrivals(const std::int64_t* sums);
   bool has_gradient() const;
@@ -106,6 +107,7 @@ class SHERD_API ShardedUnit {
   bool closed_ = false;        // they are, or are being summed: this pass may bring no more
   bool reduced_once_ = false;  // in this step
   bool adds_ = false;          // the sum under way is not the step's first
+  bool agreed_ = false;        // finish_backward() is done: nor may this step
   std::vector<std::int64_t> arrivals_;
 };
 

@@ -227,6 +227,41 @@ TEST_CASE("ranks: processes end in the weights, losses and memory of threads") {
   }
 }
 
+TEST_CASE("ranks: processes end in the weights of threads under every policy") {
+  if (!have_mpi()) return;
+  Runs runs;
+  const std::string odd =
+      "--dataset synthetic --image-size 1x9x6 --classes 5 --patch 3 --dim 18 --depth 2 --heads 3 "
+      "--mlp-ratio 1.5 --threads 1 --batch-size 15 --images 32 --epochs 1 --drop 0.1 --drop-path "
+      "0.1 --workers 0 --eval-every 0 ";
+  for (const int ranks : {1, 2, 3, 4, 8}) {
+    std::vector<std::string> all{"none",
+                                 "zero1",
+                                 "zero2",
+                                 "grad_op",
+                                 "zero3",
+                                 "zero3 --persist-below 100",
+                                 "zero3 --unit params:500",
+                                 "zero3 --prefetch 0",
+                                 "zero3 --prefetch 3"};
+    if (ranks % 2 == 0) {
+      all.emplace_back("hybrid --mesh replicate=2,shard=" + std::to_string(ranks / 2));
+      all.emplace_back("zero3 --reshard-after-forward 2");
+    }
+    std::string weights;
+    for (const std::string& policy : all) {
+      CAPTURE(ranks);
+      CAPTURE(policy);
+      const std::string arguments = odd + "--shard " + policy;
+      const std::string threads =
+          weights_of(runs.train(arguments + " --ranks " + std::to_string(ranks)));
+      CHECK(threads == weights_of(runs.train(arguments, ranks)));
+      if (weights.empty()) weights = threads;
+      CHECK(threads == weights);
+    }
+  }
+}
+
 TEST_CASE("ranks: evaluation counts and sums the same on any number of ranks") {
   Runs runs;
   const std::string start = runs.train(kRun + "--epochs 3 --lr 3e-3 --ranks 3");
@@ -276,11 +311,11 @@ TEST_CASE("ranks: golden runs are repeated by every policy") {
         if (policy == "hybrid")
           arguments += " --mesh replicate=2,shard=" + std::to_string(ranks / 2);
         passes(sherd_run(arguments + " --ranks " + std::to_string(ranks)));
+        if (have_mpi() && name == "cls" && ranks == 4) passes(on_processes(ranks, arguments));
       }
       if (have_mpi()) passes(on_processes(ranks, golden + name));
     }
   }
-  if (have_mpi()) passes(on_processes(4, golden + "cls --shard hybrid --mesh replicate=2,shard=2"));
   refused_on(3, "train --golden /nonexistent", {"rank ", "/nonexistent/golden.json"});
 }
 
@@ -532,6 +567,39 @@ TEST_CASE("ranks: a loader that fails on one rank ends all, with its message and
   check(run, run.rank(1), "rank 1: ");
 }
 
+TEST_CASE("ranks: one that fails alone ends all, who keep the weights where each has them") {
+  const TempDirectory folder;
+  const std::string train = "train " + kRun + "--schedule constant --warmup-steps 0 --out ";
+  CHECK(sherd_run(train + folder.path("two") + " --max-steps 2 --ranks 2").status == 0);
+  const std::string weights = weights_of(folder.path("two"));
+  for (const std::string policy : {"none", "zero1", "zero2", "grad_op", "zero3", "hybrid"}) {
+    for (const bool processes : {false, true}) {
+      if (processes && !have_mpi()) continue;
+      CAPTURE(policy);
+      CAPTURE(processes);
+      const std::string out = folder.path(policy + (processes ? "-processes" : "-threads"));
+      std::string command = SHERD_FAILING_PROGRAM " " + train + out;
+      command += " --shard " + policy;
+      if (policy == "hybrid") command += " --mesh replicate=1,shard=2";
+      const Output output =
+          processes ? ::run(kMpiexec + "2 " + command) : ::run("exec " + command + " --ranks 2");
+      const std::string rescue = out + "/model-before-error.safetensors";
+      Names files{"config.toml", "log.jsonl"};
+      if (policy == "none" || policy == "zero1" || policy == "zero2") {
+        check_refusal(output, {"rank 1: this rank has had enough",
+                               "(the weights after 2 steps are in " + rescue + ")"});
+        files.emplace_back("model-before-error.safetensors");
+        CHECK(text_of(rescue) == weights);
+      } else {
+        check_refusal(output, {"rank 1: this rank has had enough",
+                               "(the weights of 2 steps are lost, they were spread over ranks that "
+                               "have stopped)"});
+      }
+      CHECK(files_under(out) == files);
+    }
+  }
+}
+
 TEST_CASE("ranks: a loss that is not finite names the layer and saves the weights") {
   const TempDirectory folder;
   int count = 0;
@@ -634,8 +702,9 @@ TEST_CASE("ranks: a launcher and this program must agree on the ranks") {
   CHECK(launched("PMI_RANK=0 PMI_SIZE=1", " --ranks 2").status == 0);
   std::filesystem::remove_all(folder.path("run"));
   if (!have_mpi()) return;
-  check_refusal(on_processes(3, run + " --ranks 2"),
-                {"--ranks: makes threads of one process, but a launcher started several processes"});
+  check_refusal(
+      on_processes(3, run + " --ranks 2"),
+      {"--ranks: makes threads of one process, but a launcher started several processes"});
   const auto two = [&](const std::string& more) {
     return ::run(kMpiexec + "1 " + kSherd + " " + run + " : -n 2 " + kSherd + " " + run + more);
   };

@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Ranks that fail, disagree or come late: a message in time, or the same bits.
 #include <doctest/doctest.h>
-#include <sherd/comm/faulty_communicator.h>
 
 #include "sharding_support.h"
 
 #include <chrono>
 #include <condition_variable>
-#include <numeric>
 #include <random>
 #include <thread>
 
@@ -67,21 +65,6 @@ Failure fail_on_threads(int ranks, const std::function<void(Communicator&)>& bod
     failure.message = error.what();
   }
   return failure;
-}
-
-// Runs body on the ranks of `world` again, with faults.
-void with_faults(Communicator& world, std::vector<Fault> faults,
-                 const std::function<void(Communicator&)>& body) {
-  std::vector<int> members(static_cast<std::size_t>(world.size()));
-  std::iota(members.begin(), members.end(), 0);
-  const auto faulty = make_faulty_communicator(world.split(members, "all"), std::move(faults));
-  try {
-    body(*faulty);
-  } catch (...) {
-    // So that the run is known to have ended for this reason.
-    if (!faulty->end_reason().empty()) world.abort(faulty->end_reason());
-    throw;
-  }
 }
 
 // A rank that is late by a random time in every call.
@@ -259,6 +242,11 @@ TEST_CASE("failure: ranks with different models or options are told the first di
        },
        "rank 0 has policy zero3", "has policy zero3"},
       {"the type", [](auto&, auto&, RunOptions& r) { r.dtype = DType::f64; }, "f32", "f64"},
+      {"the seed", [](auto&, auto&, RunOptions& r) { r.seed = 4; }, "rank 0 has seed 3, f32",
+       "has seed 4, f32"},
+      {"how often gradients are summed",
+       [](auto&, auto&, RunOptions& r) { r.sharding.reduce_every_pass = true; }, "every step",
+       "every pass"},
       {"what persists", [](auto&, auto&, RunOptions& r) { r.sharding.persist_below = 10; },
        "rank 0 has 'cls_token' [1, 1, 8] in unit (root);",
        "has 'cls_token' [1, 1, 8] in unit (root)/persistent"},
@@ -287,6 +275,12 @@ TEST_CASE("failure: ranks with different models or options are told the first di
       CHECK(failure.message.find(start) != std::string::npos);
       CHECK(failure.message.find(c.first) != std::string::npos);
       CHECK(failure.message.find(c.other) != std::string::npos);
+      for (const std::string& message : failure.of_ranks) {
+        CAPTURE(message);
+        CHECK(message.find(start) != std::string::npos);
+        CHECK(message.find(c.first) != std::string::npos);
+        CHECK(message.find(c.other) != std::string::npos);
+      }
     }
   }
 }

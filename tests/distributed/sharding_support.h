@@ -2,6 +2,7 @@
 // Training runs on any number of ranks, as threads or on paper.
 #pragma once
 
+#include <sherd/comm/faulty_communicator.h>
 #include <sherd/comm/rank_threads.h>
 #include <sherd/comm/sharding/engine.h>
 #include <sherd/kernels/random.h>
@@ -11,6 +12,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <numeric>
 #include <string>
 #include <vector>
 
@@ -26,6 +28,7 @@ struct RunOptions {
   std::int64_t passes = 1;  // forward and backward passes a step
   bool sync_each_pass = false;
   int threads = 1;
+  std::uint64_t seed = 3;
 };
 
 struct RunResult {
@@ -119,7 +122,7 @@ class RankTrainer {
 
   RankTrainer(Communicator& ranks, const Workload& workload, const RunOptions& run,
               Device device = Device::cpu)
-      : context({.device = device, .threads = run.threads, .seed = 3, .rank = ranks.rank()}),
+      : context({.device = device, .threads = run.threads, .seed = run.seed, .rank = ranks.rank()}),
         work(workload),
         options(run),
         world(ranks),
@@ -218,6 +221,21 @@ inline void on_meta(int rank, int ranks, const Workload& work, const RunOptions&
   const std::unique_ptr<Communicator> world = make_meta_communicator(rank, ranks);
   RankTrainer trainer(*world, work, options, Device::meta);
   body(trainer);
+}
+
+// Runs body on the ranks of `world` again, with faults.
+inline void with_faults(Communicator& world, std::vector<Fault> faults,
+                        const std::function<void(Communicator&)>& body) {
+  std::vector<int> members(static_cast<std::size_t>(world.size()));
+  std::iota(members.begin(), members.end(), 0);
+  const auto faulty = make_faulty_communicator(world.split(members, "all"), std::move(faults));
+  try {
+    body(*faulty);
+  } catch (...) {
+    // So that the run is known to have ended for this reason.
+    if (!faulty->end_reason().empty()) world.abort(faulty->end_reason());
+    throw;
+  }
 }
 
 // On threads of this process; the result of rank 0, after checking that all ranks have the same.

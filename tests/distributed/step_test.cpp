@@ -4,6 +4,8 @@
 
 #include "sharding_support.h"
 
+#include <atomic>
+
 using namespace sherd;
 using namespace sherd::test;
 
@@ -93,12 +95,12 @@ TEST_CASE("tapes: two forwards, then two backwards, are two passes, under every 
 }
 
 TEST_CASE("tapes: a second backward on gradients that are summed already is an error") {
-  for (const P policy : {P::none, P::zero1}) {
+  for (const P policy : kPolicies) {
     CAPTURE(name_of(policy));
     on_threads(2, tied_vit(), run_of(policy, 2), [&](RankTrainer& rank) {
       Recorded first(rank, 0, {0, 2}), second(rank, 0, {2, 4});
       first.backward();
-      if (policy == P::zero1) rank.engine.finish_backward(0.0);
+      if (policy != P::none) rank.engine.finish_backward(0.0);
       const std::string message = message_of([&] { second.backward(); });
       SHERD_CHECK(contains(message,
                            "after this step's gradients were summed over the ranks; call "
@@ -244,4 +246,214 @@ TEST_CASE("steps: the engine forgets its model, which can be sharded again in an
       CHECK_FALSE(parameter->grad_place().defined());
     }
   }
+}
+
+TEST_CASE("steps: after an exception in evaluation a step is given up, or it is an error") {
+  for (const bool in_post_hook : {false, true}) {
+    CAPTURE(in_post_hook);
+    for (const P policy : kPolicies) {
+      CAPTURE(name_of(policy));
+      for (const int prefetch : {0, 1, 3}) {
+        RunOptions run = run_of(policy, 2);
+        run.sharding.prefetch = prefetch;
+        const RunResult expected = train_ranks(2, tied_vit(), run);
+        on_threads(2, tied_vit(), run, [&](RankTrainer& rank) {
+          RunResult result;
+          std::vector<ShardingEvent> usual;
+          for (int step = 0; step < run.steps; ++step) {
+            if (step == 2) {
+              Module& block = *rank.model->child("vit")->child("blocks")->child("1");
+              const auto throws = [](Module&, const Variable&) -> Variable { fail("no more"); };
+              const int hook = in_post_hook ? block.add_post_forward_hook(throws)
+                                            : block.add_pre_forward_hook(throws);
+              const auto evaluate = [&] {
+                const NoGradScope evaluation(rank.context);
+                rank.loss_of(step, 0, 2);
+              };
+              SHERD_CHECK(contains(message_of(evaluate), "no more"), "nothing was thrown");
+              block.remove_hook(hook);
+              for (const auto& go_on :
+                   std::vector<std::function<void()>>{evaluate, [&] { rank.step(step); },
+                                                      [&] { rank.engine.finish_backward(0.0); }}) {
+                const std::string message = message_of(go_on);
+                SHERD_CHECK(contains(message, "has not come to its end in (root)") &&
+                                contains(message, "call abandon_step()"),
+                            "got '{}'", message);
+              }
+              rank.engine.abandon_step();
+            }
+            rank.engine.record_events(true);
+            rank.engine.clear_events();
+            const GlobalStep all = rank.step(step);
+            result.losses.push_back(all.loss);
+            result.norms.push_back(all.grad_norm);
+            if (step == 1) usual = rank.engine.events();
+            SHERD_CHECK(step == 0 || rank.engine.events() == usual, "step {} goes otherwise", step);
+            const std::int64_t gathered =
+                rank.context.ledger().live(MemoryCategory::gathered_parameters);
+            SHERD_CHECK(gathered == 0, "{} bytes stay gathered", gathered);
+          }
+          rank.weights_into(result);
+          SHERD_CHECK(result == expected, "the exception has changed the training");
+        });
+      }
+    }
+  }
+}
+
+namespace {
+
+// A unit with a parameter, which hands its input on.
+class HandsOn : public Module {
+ public:
+  HandsOn() { weight_ = register_parameter("weight", {5}, Initializer::zeros(), true); }
+
+ protected:
+  Variable forward(const Variable& x) override { return x; }
+
+ private:
+  std::shared_ptr<Parameter> weight_;
+};
+
+class HandsOnTwice : public Module {
+ public:
+  HandsOnTwice() {
+    const auto blocks = std::make_shared<Sequential>();
+    blocks->append("0", std::make_shared<HandsOn>());
+    blocks->append("1", std::make_shared<HandsOn>());
+    blocks_ = register_child("blocks", blocks);
+    assign_names();
+  }
+
+ protected:
+  Variable forward(const Variable& x) override { return blocks_(x); }
+
+ private:
+  Child blocks_;
+};
+
+}  // namespace
+
+TEST_CASE("evaluation: a unit may return its input unchanged, also one of a tape") {
+  const Workload work{[] { return std::make_unique<HandsOnTwice>(); }, {5}, 5, {}};
+  for (const P policy : kPolicies) {
+    CAPTURE(name_of(policy));
+    on_threads(2, work, run_of(policy, 2), [&](RankTrainer& rank) {
+      Tape tape(rank.context);
+      const Variable x =
+          tape.watch(Tensor::zeros(rank.context, {2, 5}, DType::f32, MemoryCategory::inputs));
+      {
+        const NoGradScope evaluation(rank.context);
+        SHERD_CHECK((*rank.model)(x).requires_grad(), "another variable came back");
+      }
+      (*rank.model)(x);  // without a tape
+      const std::int64_t gathered = rank.context.ledger().live(MemoryCategory::gathered_parameters);
+      SHERD_CHECK(gathered == 0, "{} bytes stay gathered", gathered);
+    });
+  }
+}
+
+TEST_CASE("steps: a rank knows when it has the whole model to itself, up to date") {
+  for (const int ranks : {1, 2, 4}) {
+    for (const P policy : kPolicies) {
+      CAPTURE(ranks);
+      CAPTURE(name_of(policy));
+      RunOptions run = run_of(policy, ranks);
+      on_threads(ranks, tied_vit(), run, [&](RankTrainer& rank) {
+        const bool kept = policy == P::none || policy == P::zero1 || policy == P::zero2;
+        const auto check = [&](bool expected, const char* when) {
+          SHERD_CHECK(rank.engine.holds_whole_model() == expected, "{}: holds {}", when, !expected);
+        };
+        check(kept, "before the first step");
+        for (int step = 0; step < 2; ++step) {
+          const auto [from, to] = rank.samples(0);
+          Tape tape(rank.context);
+          Variable loss;
+          {
+            const TapeScope recording(tape);
+            loss = rank.loss_of(step, from, to);
+          }
+          check(kept, "after forward");
+          tape.on_backward("in backward", [&] { check(kept, "in backward"); });
+          tape.backward(loss);
+          check(kept, "after backward");
+          const GlobalStep all = rank.engine.finish_backward(loss.tensor().item());
+          check(false, "before the update");
+          rank.optimizer->step(rank.engine.spans(), 3e-3, clip_factor(all.grad_norm, 0.5));
+          check(false, "after the update");
+          rank.engine.finish_step();
+          check(kept, "after the step");
+        }
+        rank.forward_backward(2);
+        check(false, "in a step that will be given up");
+        rank.engine.abandon_step();
+        check(kept, "in a step given up");
+      });
+    }
+  }
+}
+
+TEST_CASE("steps: a rank that others have left has the whole model where it is kept") {
+  for (const char* label : {"vit.blocks.1 reduce", "(root) reduce", "step:"}) {
+    CAPTURE(label);
+    for (const P policy : kPolicies) {
+      CAPTURE(name_of(policy));
+      RunOptions run = run_of(policy, 4);
+      run.steps = 2;
+      const RunResult expected = train_ranks(4, tied_vit(), run);
+      std::atomic<int> saved = 0, lost = 0;
+      const auto train = [&](Communicator& world) {
+        RankTrainer rank(world, tied_vit(), run);
+        try {
+          for (int step = 0; step < 4; ++step) rank.step(step);
+        } catch (const Error& error) {
+          world.abort(error.what());
+          if (rank.engine.holds_whole_model()) {
+            RunResult result;
+            for (const Parameter* parameter : rank.model->parameters()) {
+              RankTrainer::add_weights(*parameter, result);
+            }
+            saved += result.weights == expected.weights;
+          } else {
+            ++lost;
+          }
+          throw;
+        }
+      };
+      CHECK_THROWS_WITH_AS(run_rank_threads(4,
+                                            [&](Communicator& world) {
+                                              std::vector<Fault> faults;
+                                              if (world.rank() == 2) {
+                                                faults.push_back({.kind = Fault::Kind::fail,
+                                                                  .call = 2,
+                                                                  .reason = "the cable came out",
+                                                                  .label = label});
+                                              }
+                                              with_faults(world, faults, train);
+                                            }),
+                           doctest::Contains("the cable came out"), Error);
+      const bool kept = policy == P::none || policy == P::zero1 || policy == P::zero2;
+      CHECK(saved == (kept ? 4 : 0));
+      CHECK(lost == (kept ? 0 : 4));
+    }
+  }
+}
+
+TEST_CASE("engines: those that are gone leave no group of ranks behind") {
+  run_rank_threads(4, [](Communicator& world) {
+    RunOptions run = run_of(P::hybrid, 4);
+    run.sharding.reshard_after_forward = ReshardAfterForward::parse("2");
+    int before = -1;
+    for (int i = 0; i < 20; ++i) {
+      {
+        RankTrainer rank(world, odd_net(), run);
+        rank.step(0);
+      }
+      world.barrier("all engines are gone");
+      if (before < 0) before = thread_groups();
+      SHERD_CHECK(thread_groups() == before, "{} groups after {} engines, {} after one",
+                  thread_groups(), i + 1, before);
+      world.barrier("all have counted");
+    }
+  });
 }

@@ -329,6 +329,39 @@ TEST_CASE("communicator: an abort of the world ends its groups") {
     CHECK(told);
   }
   CHECK(errors[3] == "rank 3 gave up");
+  run_all(4, [](Communicator& world) {
+    const auto pair = world.split(pair_of(world.rank()), "pairs");
+    const auto self = pair->split(std::vector{world.rank() % 2}, "alone");
+    world.barrier("made");
+    if (world.rank() != 3) return;
+    world.abort("enough");
+    SHERD_CHECK(pair->end_reason() == "enough", "the pair goes on");
+    SHERD_CHECK(self->end_reason() == "enough", "the group of one goes on");
+  });
+}
+
+TEST_CASE("communicator: groups end with their last rank, not with the world") {
+  const int before = thread_groups();
+  run_all(4, [&](Communicator& world) {
+    const int half = world.rank() / 2 * 2;
+    const std::vector<int> pair{half, half + 1};
+    for (int i = 0; i < 50; ++i) {
+      std::unique_ptr<Communicator> group = world.split(pair, "pairs");
+      world.barrier("made");
+      SHERD_CHECK(thread_groups() == before + 3, "{} groups, not 3", thread_groups() - before);
+      world.barrier("counted");
+      std::unique_ptr<Communicator> self = group->split(std::vector{world.rank() % 2}, "alone");
+      world.barrier("made");
+      SHERD_CHECK(thread_groups() == before + 7, "{} groups, not 7", thread_groups() - before);
+      world.barrier("counted");
+      group.reset();
+      self.reset();
+      world.barrier("gone");
+      SHERD_CHECK(thread_groups() == before + 1, "{} groups, not 1", thread_groups() - before);
+      world.barrier("counted");
+    }
+  });
+  CHECK(thread_groups() == before);
 }
 
 TEST_CASE("communicator: counters follow the usual accounting, on paper as in fact") {

@@ -36,7 +36,7 @@ TEST_CASE("mesh: the groups along each axis are a partition") {
 
 TEST_CASE("mesh: errors say what is wrong") {
   using doctest::Contains;
-  CHECK_THROWS_WITH_AS(ProcessMesh::parse("replicate2"), Contains("got 'replicate2'"), Error);
+  CHECK_THROWS_WITH_AS(ProcessMesh::parse("replicate2"), Contains("--mesh replicate2: expected"), Error);
   CHECK_THROWS_WITH_AS(ProcessMesh::parse("shard=2,"), Contains("got ''"), Error);
   CHECK_THROWS_WITH_AS(ProcessMesh::parse("shard=two"), Contains("shard=two"), Error);
   CHECK_THROWS_WITH_AS(ProcessMesh::parse("shard=0"), Contains("size 0"), Error);
