@@ -214,7 +214,9 @@ TEST_CASE("ranks: processes end in the weights, losses and memory of threads") {
                {3, "--shard zero3 --micro-batch 2 --reduce-every micro"},
                {4, "--shard hybrid --mesh replicate=2,shard=2"},
                {4, "--shard zero3 --reshard-after-forward 2 --persist-below 100"}};
-  for (const auto& [ranks, arguments] : cases) {
+  for (const auto& one : cases) {
+    const int ranks = one.ranks;
+    const std::string arguments = one.arguments;
     CAPTURE(ranks);
     CAPTURE(arguments);
     const std::string threads =

@@ -58,7 +58,9 @@ void check_bitwise(int ranks, const Workload& work, const UnitRule& units, RunOp
     if (!expected) expected = result;
     CHECK(result.losses == expected->losses);
     CHECK(result.norms == expected->norms);
-    for (const auto& [name, bytes] : expected->weights) {
+    for (const auto& entry : expected->weights) {
+      const auto& name = entry.first;  // clang 14 cannot capture bindings
+      const auto& bytes = entry.second;
       CAPTURE(name);
       CHECK(result.weights.at(name) == bytes);
     }
@@ -78,7 +80,9 @@ double largest_difference(const std::vector<double>& a, const std::vector<double
 void check_near(const RunResult& result, const RunResult& expected, double losses, double weights) {
   CHECK(largest_difference(result.losses, expected.losses) < losses);
   CHECK(largest_difference(result.norms, expected.norms) < 10 * losses);
-  for (const auto& [name, values] : expected.values) {
+  for (const auto& entry : expected.values) {
+    const auto& name = entry.first;  // clang 14 cannot capture bindings
+    const auto& values = entry.second;
     CAPTURE(name);
     CHECK(largest_difference(result.values.at(name), values) < weights);
   }

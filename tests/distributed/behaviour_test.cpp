@@ -203,7 +203,9 @@ TEST_CASE("frozen: a unit is gathered and released both ways, and never changes"
       }
     });
     int frozen = 0;
-    for (const auto& [name, bytes] : weights.before.weights) {
+    for (const auto& entry : weights.before.weights) {
+      const auto& name = entry.first;  // clang 14 cannot capture bindings
+      const auto& bytes = entry.second;
       CAPTURE(name);
       const bool fixed = name.starts_with("vit.blocks.1.attn");
       frozen += fixed;
@@ -239,7 +241,9 @@ TEST_CASE("unused: a parameter without a gradient is not updated, nor decayed") 
         dynamic_cast<OddNet&>(module).take_branch = false;
       };
       const BeforeAndAfter weights = train_watched(ranks, work, run_of(policy, ranks, true));
-      for (const auto& [name, bytes] : weights.before.weights) {
+      for (const auto& entry : weights.before.weights) {
+        const auto& name = entry.first;  // clang 14 cannot capture bindings
+        const auto& bytes = entry.second;
         CAPTURE(name);
         const bool unused = name == "unused" || name == "empty" || name.starts_with("branch");
         CHECK((weights.after.weights.at(name) == bytes) == unused);

@@ -48,7 +48,7 @@ void check_refused(const ShardingOptions& options, int ranks,
 
 TEST_CASE("options: a policy has its own name and those of other trainers") {
   for (const P policy : kPolicies) CHECK(sharding_policy_from_name(name_of(policy)) == policy);
-  for (const auto& [name, policy] :
+  for (const auto& entry :
        std::initializer_list<std::pair<const char*, P>>{{"ddp", P::none},
                                                         {"no_shard", P::none},
                                                         {"shard_grad_op", P::grad_op},
@@ -56,6 +56,8 @@ TEST_CASE("options: a policy has its own name and those of other trainers") {
                                                         {"full_shard", P::zero3},
                                                         {"hybrid_shard", P::hybrid},
                                                         {"hsdp", P::hybrid}}) {
+    const auto& name = entry.first;  // clang 14 cannot capture bindings
+    const auto& policy = entry.second;
     CAPTURE(name);
     CHECK(sharding_policy_from_name(name) == policy);
   }

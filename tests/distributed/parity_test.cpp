@@ -69,7 +69,9 @@ void check_all_equal(const Workload& work, const UnitRule& units, RunOptions run
       const RunResult result = train_ranks(ranks, work, run);
       CHECK(result.losses == expected.losses);
       CHECK(result.norms == expected.norms);
-      for (const auto& [name, bytes] : expected.weights) {
+      for (const auto& entry : expected.weights) {
+        const auto& name = entry.first;  // clang 14 cannot capture bindings
+        const auto& bytes = entry.second;
         CAPTURE(name);
         CHECK(result.weights.at(name) == bytes);
       }
