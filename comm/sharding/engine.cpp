@@ -158,6 +158,14 @@ std::vector<ParameterSpan> ShardingEngine::spans() const {
   return all;
 }
 
+// Note [Life of a call]
+// A forward pass through a unit's module is a Call. Before it, "after backward" is put on the tape;
+// after it, "before backward", and the call joins the Recording of its tape, unless nothing in it
+// leads back to a parameter. Backward meets these in reverse. "Before backward" of call i gathers
+// its unit and asks for those of calls i-1, i-2, ...; "after backward" releases it. A module may be
+// called several times: its first call is the last in backward, and then all gradients of its units
+// are there to be summed.
+
 // --- forward ------------------------------------------------------------------------------------
 
 void ShardingEngine::before_forward(Stage& stage) {
