@@ -29,8 +29,6 @@ class SHERD_API ProcessMesh {
   int axis_size(std::string_view axis) const;
   int coordinate(int rank, std::string_view axis) const;
   std::vector<int> group(int rank, std::string_view axis) const;  // ascending, with rank itself
-  // Whether the groups along this axis are runs of consecutive ranks.
-  bool contiguous(std::string_view axis) const { return stride(axis) == 1; }
 
   std::string to_string() const;  // "replicate=2,shard=4"
 

@@ -435,12 +435,6 @@ void ShardingEngine::visit_parameters(const std::function<void(Parameter&)>& vis
   }
 }
 
-std::vector<std::string> ShardingEngine::forward_order() const {
-  std::vector<std::string> names;
-  for (const Stage* stage : order_) names.push_back(stage->module->name());
-  return names;
-}
-
 bool ShardingEngine::holds_whole_model() const {
   return between_steps_ && std::ranges::none_of(units_, [](const auto& unit) {
            return unit->policy().shard_parameters;

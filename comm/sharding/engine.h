@@ -73,10 +73,6 @@ class SHERD_API ShardingEngine {
   // together.
   void visit_parameters(const std::function<void(Parameter&)>& visit);
 
-  // The order in which the unit modules run, by name: known from the last forward pass; before the
-  // first it is the model's own order. It serves prefetching alone.
-  std::vector<std::string> forward_order() const;
-
   const std::vector<std::unique_ptr<ShardedUnit>>& units() const { return units_; }
   const ShardingGroups& groups() const { return groups_; }
   const ShardingOptions& options() const { return options_; }

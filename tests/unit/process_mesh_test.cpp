@@ -15,8 +15,6 @@ TEST_CASE("mesh: coordinates and groups") {
   CHECK(mesh.coordinate(5, "shard") == 1);
   CHECK(mesh.group(5, "shard") == std::vector<int>{4, 5, 6, 7});
   CHECK(mesh.group(5, "replicate") == std::vector<int>{1, 5});
-  CHECK(mesh.contiguous("shard"));
-  CHECK_FALSE(mesh.contiguous("replicate"));
 }
 
 TEST_CASE("mesh: the groups along each axis are a partition") {
@@ -36,7 +34,8 @@ TEST_CASE("mesh: the groups along each axis are a partition") {
 
 TEST_CASE("mesh: errors say what is wrong") {
   using doctest::Contains;
-  CHECK_THROWS_WITH_AS(ProcessMesh::parse("replicate2"), Contains("--mesh replicate2: expected"), Error);
+  CHECK_THROWS_WITH_AS(ProcessMesh::parse("replicate2"), Contains("--mesh replicate2: expected"),
+                       Error);
   CHECK_THROWS_WITH_AS(ProcessMesh::parse("shard=2,"), Contains("got ''"), Error);
   CHECK_THROWS_WITH_AS(ProcessMesh::parse("shard=two"), Contains("shard=two"), Error);
   CHECK_THROWS_WITH_AS(ProcessMesh::parse("shard=0"), Contains("size 0"), Error);
