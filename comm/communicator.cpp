@@ -83,6 +83,7 @@ std::string Communicator::Call::describe() const {
     case Collective::all_gather:
     case Collective::all_to_all: break;
   }
+  if (result() != dtype) after = fmt::format(" to {}", name_of(result()));
   return fmt::format("{}{} of {} {}{} for '{}'", name_of(collective), before, count, name_of(dtype),
                      after, label);
 }
@@ -93,6 +94,7 @@ std::uint64_t Communicator::Call::fingerprint() const {
       sequence,
       static_cast<std::int64_t>(is_message() ? Collective::send : collective),
       static_cast<std::int64_t>(dtype),
+      static_cast<std::int64_t>(result()),
       static_cast<std::int64_t>(op),
       count,
       is_message() ? 0 : root};
@@ -176,6 +178,21 @@ void Communicator::all_reduce(void* data, std::int64_t count, DType dtype, Reduc
 void Communicator::reduce_scatter(const void* input, void* output, std::int64_t count, DType dtype,
                                   ReduceOp op, std::string_view label) {
   start({Collective::reduce_scatter, dtype, op, count, 0, label}, input, output);
+}
+
+void Communicator::reduce_scatter_wide(const void* input, void* output, std::int64_t count,
+                                       DType dtype, ReduceOp op, std::string_view label) {
+  const Call call{Collective::reduce_scatter, dtype, op, count, 0, label, true};
+  if (call.result() != dtype && count > 0 && !on_paper()) {
+    const auto in = reinterpret_cast<std::uintptr_t>(input);
+    const auto out = reinterpret_cast<std::uintptr_t>(output);
+    const std::size_t read = call.bytes() * static_cast<std::size_t>(size_);
+    const std::size_t written = static_cast<std::size_t>(count) * size_of(call.result());
+    SHERD_CHECK(out >= in + read || in >= out + written,
+                "{}: the output overlaps the input, whose elements are of another size",
+                call.describe());
+  }
+  start(call, input, output);
 }
 
 void Communicator::all_gather(const void* input, void* output, std::int64_t count, DType dtype,

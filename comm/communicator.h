@@ -73,6 +73,11 @@ class SHERD_API Communicator {
   // output may be this rank's own piece of input.
   void reduce_scatter(const void* input, void* output, std::int64_t count, DType dtype, ReduceOp op,
                       std::string_view label);
+  // The same, but the result of f16 and bf16 is f32: what each rank has rounded is summed, and the
+  // sum is not rounded (nor infinite where 16 bits would be). For them output may not overlap
+  // input, which is an Error.
+  void reduce_scatter_wide(const void* input, void* output, std::int64_t count, DType dtype,
+                           ReduceOp op, std::string_view label);
   // input[count], output[size * count] := everybody's input, by rank. input may be this rank's own
   // piece of output.
   void all_gather(const void* input, void* output, std::int64_t count, DType dtype,
@@ -109,11 +114,13 @@ class SHERD_API Communicator {
     std::int64_t count;  // elements of one rank's piece
     int root;            // of a broadcast; of a message the other rank
     std::string_view label;
+    bool wide = false;          // reduce_scatter_wide
     std::int64_t sequence = 0;  // among the collectives, or the messages to or from that rank
     bool is_message() const { return collective >= Collective::send; }
+    DType result() const { return wide && size_of(dtype) == 2 ? DType::f32 : dtype; }
     std::size_t element_bytes() const { return size_of(dtype); }
     std::size_t bytes() const { return static_cast<std::size_t>(count) * element_bytes(); }
-    // "all_gather of 512 x f32 for 'blocks.3 unshard'", for messages
+    // "all_gather of 512 f32 for 'blocks.3 unshard'", for messages
     std::string describe() const;
     std::uint64_t fingerprint() const;  // equal where the calls agree
   };

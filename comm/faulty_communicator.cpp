@@ -77,7 +77,11 @@ class FaultyCommunicator final : public Communicator {
         inner_->all_reduce(output, call.count, call.dtype, call.op, label);
         break;
       case Collective::reduce_scatter:
-        inner_->reduce_scatter(input, output, call.count, call.dtype, call.op, label);
+        if (call.wide) {
+          inner_->reduce_scatter_wide(input, output, call.count, call.dtype, call.op, label);
+        } else {
+          inner_->reduce_scatter(input, output, call.count, call.dtype, call.op, label);
+        }
         break;
       case Collective::all_gather:
         inner_->all_gather(input, output, call.count, call.dtype, label);

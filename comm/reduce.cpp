@@ -44,8 +44,9 @@ struct Reduction {
   }
 };
 
-template <typename T>
-void reduce(std::span<const void* const> sources, T* output, std::int64_t total, ReduceOp op) {
+template <typename T, typename Result>
+void reduce_to(std::span<const void* const> sources, Result* output, std::int64_t total,
+               ReduceOp op) {
   Wide<T> block[kBlock];
   for (std::int64_t begin = 0; begin < total; begin += kBlock) {
     const std::int64_t count = std::min(kBlock, total - begin);
@@ -56,24 +57,34 @@ void reduce(std::span<const void* const> sources, T* output, std::int64_t total,
         for (std::int64_t i = 0; i < count; ++i) block[i] *= factor;
       }
     }
-    for (std::int64_t i = 0; i < count; ++i) output[begin + i] = static_cast<T>(block[i]);
+    for (std::int64_t i = 0; i < count; ++i) output[begin + i] = static_cast<Result>(block[i]);
   }
+}
+
+template <typename T>
+void reduce(std::span<const void* const> sources, void* output, std::int64_t total, DType result,
+            ReduceOp op) {
+  if (result == dtype_of<T>::value)
+    return reduce_to<T>(sources, static_cast<T*>(output), total, op);
+  reduce_to<T>(sources, static_cast<Wide<T>*>(output), total, op);
 }
 
 }  // namespace
 
 void reduce_in_tree(std::span<const void* const> sources, void* output, std::int64_t count,
-                    DType dtype, ReduceOp op) {
+                    DType dtype, DType result, ReduceOp op) {
   SHERD_CHECK(op != ReduceOp::average || is_floating(dtype), "an average of {} is not defined",
               name_of(dtype));
+  SHERD_CHECK(result == dtype || (result == DType::f32 && size_of(dtype) == 2),
+              "a reduction of {} to {} is not defined", name_of(dtype), name_of(result));
   switch (dtype) {
-    case DType::f64: return reduce(sources, static_cast<double*>(output), count, op);
-    case DType::f32: return reduce(sources, static_cast<float*>(output), count, op);
-    case DType::f16: return reduce(sources, static_cast<f16*>(output), count, op);
-    case DType::bf16: return reduce(sources, static_cast<bf16*>(output), count, op);
-    case DType::i64: return reduce(sources, static_cast<std::int64_t*>(output), count, op);
-    case DType::i32: return reduce(sources, static_cast<std::int32_t*>(output), count, op);
-    case DType::u8: return reduce(sources, static_cast<std::uint8_t*>(output), count, op);
+    case DType::f64: return reduce<double>(sources, output, count, result, op);
+    case DType::f32: return reduce<float>(sources, output, count, result, op);
+    case DType::f16: return reduce<f16>(sources, output, count, result, op);
+    case DType::bf16: return reduce<bf16>(sources, output, count, result, op);
+    case DType::i64: return reduce<std::int64_t>(sources, output, count, result, op);
+    case DType::i32: return reduce<std::int32_t>(sources, output, count, result, op);
+    case DType::u8: return reduce<std::uint8_t>(sources, output, count, result, op);
   }
 }
 

@@ -79,43 +79,49 @@ void StagedCommunicator::broadcast_from_root(const Call& call, std::byte* data) 
   });
 }
 
-void StagedCommunicator::exchange(const Call& call, const std::byte* input, std::byte* output) {
+// Passes every rank its piece of the others' inputs, a range at a time: body(begin, count, pieces)
+// gets elements [begin, begin + count) of this rank's piece of each input, by rank.
+template <typename Body>
+void StagedCommunicator::swap_pieces(const Call& call, const std::byte* input, const Body& body) {
   const std::size_t width = call.element_bytes();
   const auto most = static_cast<std::int64_t>(capacity() / width) / size();
+  std::vector<const void*> pieces(static_cast<std::size_t>(size()));
   in_ranges(call.count, most, [&](std::int64_t begin, std::int64_t count) {
-    const std::size_t offset = static_cast<std::size_t>(begin) * width;
     const std::size_t bytes = static_cast<std::size_t>(count) * width;
-    const auto piece = [&](int r) { return static_cast<std::size_t>(r) * call.bytes() + offset; };
+    const auto mine_for = [&](int r) {
+      return input + static_cast<std::size_t>(r) * call.bytes() +
+             static_cast<std::size_t>(begin) * width;
+    };
     for (int r = 0; r < size(); ++r) {
       if (r != rank())
-        copy_bytes(outbox() + static_cast<std::size_t>(r) * bytes, input + piece(r), bytes);
+        copy_bytes(outbox() + static_cast<std::size_t>(r) * bytes, mine_for(r), bytes);
     }
     swap(call, {.bytes = bytes, .pieces = true});
+    for (int r = 0; r < size(); ++r) {
+      pieces[static_cast<std::size_t>(r)] = r == rank() ? mine_for(r) : inbox(r);
+    }
+    body(begin, count, pieces);
+  });
+}
+
+void StagedCommunicator::exchange(const Call& call, const std::byte* input, std::byte* output) {
+  const std::size_t width = call.element_bytes();
+  swap_pieces(call, input, [&](std::int64_t begin, std::int64_t count, const auto& pieces) {
     for (int i = 0; i < size(); ++i) {
-      const int from = (rank() + i) % size();
-      copy_bytes(output + piece(from), from == rank() ? input + piece(from) : inbox(from), bytes);
+      const auto from = static_cast<std::size_t>((rank() + i) % size());
+      copy_bytes(output + from * call.bytes() + static_cast<std::size_t>(begin) * width,
+                 static_cast<const std::byte*>(pieces[from]),
+                 static_cast<std::size_t>(count) * width);
     }
   });
 }
 
 void StagedCommunicator::reduce_pieces(const Call& call, const std::byte* input,
                                        std::byte* output) {
-  const std::size_t width = call.element_bytes();
-  const auto most = static_cast<std::int64_t>(capacity() / width) / size();
-  std::vector<const void*> sources(static_cast<std::size_t>(size()));
-  in_ranges(call.count, most, [&](std::int64_t begin, std::int64_t count) {
-    const std::size_t offset = static_cast<std::size_t>(begin) * width;
-    const std::size_t bytes = static_cast<std::size_t>(count) * width;
-    const auto piece = [&](int r) { return static_cast<std::size_t>(r) * call.bytes() + offset; };
-    for (int r = 0; r < size(); ++r) {
-      if (r != rank())
-        copy_bytes(outbox() + static_cast<std::size_t>(r) * bytes, input + piece(r), bytes);
-    }
-    swap(call, {.bytes = bytes, .pieces = true});
-    for (int r = 0; r < size(); ++r) {
-      sources[static_cast<std::size_t>(r)] = r == rank() ? input + piece(r) : inbox(r);
-    }
-    reduce_in_tree(sources, output + offset, count, call.dtype, call.op);
+  const std::size_t width = size_of(call.result());
+  swap_pieces(call, input, [&](std::int64_t begin, std::int64_t count, const auto& pieces) {
+    reduce_in_tree(pieces, output + static_cast<std::size_t>(begin) * width, count, call.dtype,
+                   call.result(), call.op);
   });
 }
 
@@ -124,7 +130,7 @@ void StagedCommunicator::reduce_small(const Call& call, std::byte* data) {
   swap(call, {.bytes = call.bytes()});
   std::vector<const void*> sources;
   for (int r = 0; r < size(); ++r) sources.push_back(r == rank() ? data : inbox(r));
-  reduce_in_tree(sources, data, call.count, call.dtype, call.op);
+  reduce_in_tree(sources, data, call.count, call.dtype, call.dtype, call.op);
 }
 
 // Rank r reduces range r of what is at hand, then all swap their results.
@@ -149,7 +155,7 @@ void StagedCommunicator::reduce_all(const Call& call, std::byte* data) {
     for (int r = 0; r < size(); ++r) {
       sources[static_cast<std::size_t>(r)] = r == rank() ? place(r) : inbox(r);
     }
-    reduce_in_tree(sources, place(rank()), length(rank()), call.dtype, call.op);
+    reduce_in_tree(sources, place(rank()), length(rank()), call.dtype, call.dtype, call.op);
     copy_bytes(outbox(), place(rank()), bytes_of(rank()));
     swap(call, {.bytes = bytes});
     for (int i = 1; i < size(); ++i) {

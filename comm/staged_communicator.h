@@ -36,6 +36,8 @@ class StagedCommunicator : public Communicator {
   void run(const Call& call, const void* input, void* output) final;
   void gather(const Call& call, const std::byte* input, std::byte* output);
   void broadcast_from_root(const Call& call, std::byte* data);
+  template <typename Body>
+  void swap_pieces(const Call& call, const std::byte* input, const Body& body);
   void exchange(const Call& call, const std::byte* input, std::byte* output);
   void reduce_pieces(const Call& call, const std::byte* input, std::byte* output);
   void reduce_all(const Call& call, std::byte* data);

@@ -328,7 +328,7 @@ class ThreadCommunicator final : public Communicator {
       sources.push_back(
           at(group_->arrival(r).input, static_cast<std::size_t>(begin) * call.element_bytes()));
     }
-    reduce_in_tree(sources, to, count, call.dtype, call.op);
+    reduce_in_tree(sources, to, count, call.dtype, call.result(), call.op);
   }
 
   void reduce_part(const Call& call, std::int64_t count, void* to) const {

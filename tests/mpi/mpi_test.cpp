@@ -59,6 +59,7 @@ TEST_CASE("mpi: every collective and type, on both transports") {
     const auto comm = make_mpi_communicator(transport);
     test::check_collectives(*comm, {0, 1, 5, 1030});
     test::check_type<float>(*comm, DType::f32, 100'003);
+    test::check_wide<bf16>(*comm, DType::bf16, 300'001);
     if (comm->size() > 1) CHECK(comm->counters().total_bytes() > 0);
   }
   CHECK(mpi_automatic_transport() == MpiTransport::shared);
@@ -125,6 +126,14 @@ TEST_CASE("mpi: ranks that disagree all get the words that threads get") {
         std::vector<float> data(static_cast<std::size_t>(size) * 5 + 5);
         const std::int64_t count = comm.rank() == 0 ? 4 : 5;
         comm.all_gather(data.data(), data.data() + 5, count, DType::f32, "unit");
+      },
+      [&](Communicator& comm) {
+        const std::vector<bf16> input(static_cast<std::size_t>(size));
+        float output = 0.0f;
+        if (comm.rank() == 0)
+          comm.reduce_scatter(input.data(), &output, 1, DType::bf16, ReduceOp::sum, "unit");
+        else
+          comm.reduce_scatter_wide(input.data(), &output, 1, DType::bf16, ReduceOp::sum, "unit");
       },
       [&](Communicator& comm) {
         float x = 0.0f;

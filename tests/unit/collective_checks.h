@@ -118,6 +118,46 @@ void check_type(Communicator& comm, DType dtype, std::int64_t count) {
   expect_same(received, all[static_cast<std::size_t>(last)], "message", comm, dtype);
 }
 
+// reduce_scatter_wide of a 16-bit type: the tree in fp32 of what each rank rounded, not rounded
+// again. Others: reduce_scatter.
+template <typename T>
+void check_wide(Communicator& comm, DType dtype, std::int64_t count) {
+  constexpr bool kNarrow = sizeof(T) == 2;
+  using Result = std::conditional_t<kNarrow, float, T>;
+  const auto n = static_cast<std::size_t>(count);
+  const std::size_t own = static_cast<std::size_t>(comm.rank()) * n;
+  std::vector<std::vector<T>> inputs;
+  std::vector<std::vector<Result>> wide;
+  for (int r = 0; r < comm.size(); ++r) {
+    inputs.push_back(rank_values<T>(r, comm.size() * count));
+    wide.emplace_back();
+    for (const T x : inputs.back()) wide.back().push_back(static_cast<Result>(x));
+  }
+  for (const ReduceOp op : {ReduceOp::sum, ReduceOp::average, ReduceOp::max}) {
+    std::vector<Result> piece(n + 1, Result(77)), expected(n + 1, Result(77));
+    std::size_t rounded = 0;
+    for (std::size_t i = 0; i < n; ++i) {
+      expected[i] = reduced(wide, own + i, op);
+      rounded += static_cast<Result>(reduced(inputs, own + i, op)) != expected[i];
+    }
+    comm.reduce_scatter_wide(inputs[static_cast<std::size_t>(comm.rank())].data(), piece.data(),
+                             count, dtype, op, "reduce_scatter_wide");
+    expect_same(piece, expected, "reduce_scatter_wide", comm, dtype);
+    SHERD_CHECK(
+        !kNarrow || op != ReduceOp::sum || count < 100 || comm.size() == 1 || rounded > n / 10,
+        "only {} of {} sums in 16 bits differ: this checks nothing", rounded, count);
+  }
+}
+
+// Four ranks' 60,000 is no fp16, but a sum in fp32.
+inline void check_large_f16(Communicator& comm) {
+  const std::vector<f16> input(static_cast<std::size_t>(comm.size()), f16(60000.0f));
+  float sum = 0.0f;
+  comm.reduce_scatter_wide(input.data(), &sum, 1, DType::f16, ReduceOp::sum, "large");
+  const float expected = static_cast<float>(f16(60000.0f)) * static_cast<float>(comm.size());
+  SHERD_CHECK(sum == expected, "expected {}, got {}", expected, sum);
+}
+
 // Throws at the first difference. `counts`: elements of a piece.
 inline void check_collectives(Communicator& comm, const std::vector<std::int64_t>& counts) {
   for (const std::int64_t count : counts) {
@@ -128,7 +168,12 @@ inline void check_collectives(Communicator& comm, const std::vector<std::int64_t
     check_type<std::int64_t>(comm, DType::i64, count);
     check_type<std::int32_t>(comm, DType::i32, count);
     check_type<std::uint8_t>(comm, DType::u8, count);
+    check_wide<f16>(comm, DType::f16, count);
+    check_wide<bf16>(comm, DType::bf16, count);
+    check_wide<float>(comm, DType::f32, count);
+    check_wide<double>(comm, DType::f64, count);
   }
+  check_large_f16(comm);
 }
 
 }  // namespace sherd::test

@@ -389,6 +389,67 @@ TEST_CASE("communicator: counters follow the usual accounting, on paper as in fa
   });
 }
 
+TEST_CASE("communicator: the wide reduce_scatter counts what travels, and passes through faults") {
+  auto meta = make_meta_communicator(1, 4);
+  meta->reduce_scatter_wide(nullptr, nullptr, 10, DType::bf16, ReduceOp::sum, "w");
+  CHECK(meta->counters().bytes[static_cast<std::size_t>(Collective::reduce_scatter)] == 10 * 2 * 3);
+  auto ranks = make_thread_communicators(3);
+  ranks[1] = make_faulty_communicator(std::move(ranks[1]), {fault_of(Fault::Kind::delay, -1)});
+  for (const std::string& error : run_ranks(std::move(ranks), [](Communicator& comm) {
+         std::vector<bf16> input(6);
+         for (bf16& x : input) x = bf16(comm.rank() == 0 ? 256.0f : 1.0f);
+         float sums[2] = {};
+         comm.reduce_scatter_wide(input.data(), sums, 2, DType::bf16, ReduceOp::sum, "w");
+         SHERD_CHECK(sums[0] == 258.0f && sums[1] == 258.0f, "sums {} {}", sums[0], sums[1]);
+         SHERD_CHECK(comm.counters().total_bytes() == 2 * 2 * 2, "counted {}",
+                     comm.counters().total_bytes());
+       }))
+    CHECK(error == "");
+  // A single rank converts.
+  const bf16 one(3.0f);
+  float result = 0.0f;
+  make_self_communicator()->reduce_scatter_wide(&one, &result, 1, DType::bf16, ReduceOp::sum, "w");
+  CHECK(result == 3.0f);
+}
+
+TEST_CASE("communicator: ranks that disagree about the type of a result, and where it overlaps") {
+  const auto errors = run_ranks(make_thread_communicators(2), [](Communicator& comm) {
+    const std::vector<bf16> input(1024);
+    std::vector<float> output(512);
+    if (comm.rank() == 0)
+      comm.reduce_scatter(input.data(), output.data(), 512, DType::bf16, ReduceOp::sum, "head");
+    else
+      comm.reduce_scatter_wide(input.data(), output.data(), 512, DType::bf16, ReduceOp::sum,
+                               "head");
+  });
+  for (const std::string& error : errors) {
+    CAPTURE(error);
+    CHECK(error.find("rank 0: reduce_scatter (sum) of 512 bf16 for 'head'; rank 1: reduce_scatter "
+                     "(sum) of 512 bf16 to f32 for 'head'") != std::string::npos);
+  }
+  // Of f32 both are the same call.
+  run_all(2, [](Communicator& comm) {
+    std::vector<float> data{1.0f, 2.0f};
+    float* mine = data.data() + comm.rank();
+    if (comm.rank() == 0)
+      comm.reduce_scatter(data.data(), mine, 1, DType::f32, ReduceOp::sum, "s");
+    else
+      comm.reduce_scatter_wide(data.data(), mine, 1, DType::f32, ReduceOp::sum, "s");
+    SHERD_CHECK(*mine == 2.0f * static_cast<float>(comm.rank() + 1), "sum {}", *mine);
+  });
+  std::vector<float> memory(12);
+  const auto self = make_self_communicator();
+  const auto* narrow = reinterpret_cast<const bf16*>(memory.data() + 4);
+  const auto sum_to = [&](std::size_t place) {
+    self->reduce_scatter_wide(narrow, memory.data() + place, 4, DType::bf16, ReduceOp::sum, "o");
+  };
+  CHECK_THROWS_WITH_AS(sum_to(4), doctest::Contains("overlaps the input"), Error);
+  CHECK_THROWS_WITH_AS(sum_to(1), doctest::Contains("of 4 bf16 to f32 for 'o'"), Error);
+  CHECK_THROWS_AS(sum_to(5), Error);
+  CHECK_NOTHROW(sum_to(0));
+  CHECK_NOTHROW(sum_to(6));
+}
+
 TEST_CASE("communicator: wrong arguments") {
   CHECK_THROWS_WITH_AS(make_thread_communicators(0), doctest::Contains("at least one rank"), Error);
   CHECK_THROWS_WITH_AS(make_meta_communicator(4, 4), doctest::Contains("rank 4 of 4"), Error);

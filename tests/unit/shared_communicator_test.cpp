@@ -52,7 +52,7 @@ void has(const std::string& text, const std::string& piece) {
 }  // namespace
 
 TEST_CASE("collectives: threads and shared memory, every type") {
-  for (const int size : {1, 2, 3, 4, 7}) {
+  for (const int size : {1, 2, 3, 4, 5, 7}) {
     const auto check = [](Communicator& comm) { test::check_collectives(comm, {0, 1, 5, 1030}); };
     run_rank_threads(size, check);
     run_shared(size, check);
@@ -64,6 +64,7 @@ TEST_CASE("shared memory: more data than fits at once") {
     run_shared(size, [](Communicator& comm) {
       test::check_type<float>(comm, DType::f32, 300'001);
       test::check_type<bf16>(comm, DType::bf16, 262'145);
+      test::check_wide<bf16>(comm, DType::bf16, 262'145);
     });
   }
 }
