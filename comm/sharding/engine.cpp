@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/comm/sharding/engine.h>
 
+#include <sherd/autograd/operations.h>
 #include <sherd/comm/agreement.h>
 #include <sherd/kernels/reduce.h>
 #include <sherd/runtime/error.h>
@@ -18,12 +19,12 @@ using Kind = ShardingEvent::Kind;
 
 namespace {
 
-std::vector<std::string> describe(Module& model, const ShardingOptions& options, DType dtype,
-                                  std::uint64_t seed) {
+std::vector<std::string> describe(Module& model, const ShardingOptions& options,
+                                  const Precision& precision, std::uint64_t seed) {
   static constexpr const char* kReshard[] = {"by policy", "yes", "no", "in groups of "};
   const ReshardAfterForward& reshard = options.reshard_after_forward;
   std::vector<std::string> texts{
-      fmt::format("seed {}, {}", seed, name_of(dtype)),
+      fmt::format("seed {}, {}", seed, describe(precision)),
       fmt::format("policy {}, mesh {}, reshard after forward {}{}, prefetch {}, reduce every {}",
                   name_of(options.policy), options.mesh ? options.mesh->to_string() : "of one axis",
                   kReshard[static_cast<int>(reshard.kind)],
@@ -40,9 +41,10 @@ std::vector<std::string> describe(Module& model, const ShardingOptions& options,
   return texts;
 }
 
-const ShardingOptions& checked(const ShardingOptions& options, const Context& context,
-                               const Communicator& world) {
+const ShardingOptions& checked(const ShardingOptions& options, const Precision& precision,
+                               const Context& context, const Communicator& world) {
   validate(options, world.size());
+  validate(precision);
   SHERD_CHECK(context.is_meta() == world.on_paper(),
               "sharding: a context on {} needs a communicator {}", name_of(context.device()),
               context.is_meta() ? "on paper (make_meta_communicator)" : "of real ranks");
@@ -52,9 +54,9 @@ const ShardingOptions& checked(const ShardingOptions& options, const Context& co
 // Before there are groups: ranks that disagree about those would wait for each other in different
 // ones.
 Communicator& compared(Communicator& world, Module& model, const ShardingOptions& options,
-                       DType dtype, std::uint64_t seed) {
+                       const Precision& precision, std::uint64_t seed) {
   if (model.name().empty()) model.assign_names();
-  check_same(world, describe(model, options, dtype, seed),
+  check_same(world, describe(model, options, precision, seed),
              "hold different models or sharding options");
   return world;
 }
@@ -68,23 +70,25 @@ std::string ShardingEvent::to_string() const {
   return fmt::format("{} {}", kNames[static_cast<int>(kind)], unit);
 }
 
-ShardingEngine::ShardingEngine(Module& model, Context& context, Communicator& world, DType dtype,
-                               const ShardingOptions& options)
+ShardingEngine::ShardingEngine(Module& model, Context& context, Communicator& world,
+                               const Precision& precision, const ShardingOptions& options)
     : context_(context),
-      options_(checked(options, context, world)),
-      groups_(context, compared(world, model, options_, dtype, context.seed()), options_),
+      precision_(precision),
+      options_(checked(options, precision, context, world)),
+      groups_(context, compared(world, model, options_, precision, context.seed()), options_),
       exceptions_(std::uncaught_exceptions()) {
   for (UnitPlan& plan : partition(model, options_)) {
     const UnitPolicy policy = plan.kind == UnitPlan::Kind::persistent
                                   ? persistent_unit_policy(options_)
                                   : unit_policy(options_);
     units_.push_back(
-        std::make_unique<ShardedUnit>(context, groups_, std::move(plan), policy, dtype));
+        std::make_unique<ShardedUnit>(context, groups_, std::move(plan), policy, precision));
   }
   model.for_each_module([&](Module& module) {
     if (std::ranges::any_of(stages_, [&](const auto& s) { return s->module == &module; })) return;
     auto stage = std::make_unique<Stage>();
     stage->module = &module;
+    stage->is_model = &module == &model;
     stage->name = module.name().empty() ? "(root)" : module.name();
     for (const auto& unit : units_) {
       if (unit->plan().module == &module) stage->units.push_back(unit.get());
@@ -114,13 +118,19 @@ void ShardingEngine::hook(Stage& stage) {
   stage.pre_hook =
       stage.module->add_pre_forward_hook([this, &stage](Module&, const Variable& input) {
         before_forward(stage);
-        return input;
+        return stage.is_model ? cast_to(precision_.parameters, input) : input;
       });
   stage.post_hook =
       stage.module->add_post_forward_hook([this, &stage](Module&, const Variable& output) {
         after_forward(stage, output);
-        return output;
+        return stage.is_model ? cast_to(precision_.output, output) : output;
       });
+}
+
+// Whole numbers, such as labels or token numbers, stay.
+Variable ShardingEngine::cast_to(DType dtype, const Variable& value) const {
+  const DType from = value.tensor().dtype();
+  return from == dtype || !is_floating(from) ? value : cast(value, dtype);
 }
 
 template <typename Blocking>
@@ -144,8 +154,15 @@ void ShardingEngine::visit_shards(const ShardVisitor& visit) {
   for (const auto& unit : units_) unit->visit_shards(visit);
 }
 
+void ShardingEngine::fill_shards(const ShardVisitor& fill) {
+  visit_shards(fill);
+  if (!precision_.mixed()) return;  // the buffers of gathered parameters were written themselves
+  for (const auto& unit : units_) unit->mark_updated();
+  gather_updates([](const ShardedUnit&) { return true; });
+}
+
 void ShardingEngine::initialize() {
-  visit_shards([this](const Parameter& parameter, std::int64_t first, const Tensor& elements) {
+  fill_shards([this](const Parameter& parameter, std::int64_t first, const Tensor& elements) {
     sherd::initialize(elements, parameter.initializer(), context_.seed(), parameter.name(), first);
   });
 }
@@ -390,17 +407,24 @@ GlobalStep ShardingEngine::agree(double loss) {
   return {sum_at(1), std::sqrt(sum_at(0))};
 }
 
-void ShardingEngine::finish_step() {
+void ShardingEngine::gather_updates(const std::function<bool(const ShardedUnit&)>& changed) {
   std::vector<Event> updates;
   for (const auto& unit : units_) {
-    unit->mark_updated();
-    if (!unit->gathers_update() || !unit->has_gradient()) continue;
+    if (!unit->gathers_update() || !changed(*unit)) continue;
     updates.push_back(unit->start_gather_update());
     log(Kind::gather_update, unit->name());
   }
   timed([&] {
     for (const Event& event : updates) event.wait();
   });
+}
+
+void ShardingEngine::finish_step() {
+  const auto changed = [](const ShardedUnit& unit) { return unit.has_gradient(); };
+  for (const auto& unit : units_) {
+    if (changed(*unit)) unit->mark_updated();
+  }
+  gather_updates(changed);
   for (const auto& unit : units_) unit->clear_gradients();
   reshard_all();
   between_steps_ = true;
@@ -426,19 +450,20 @@ void ShardingEngine::reshard_all() {
   }
 }
 
-void ShardingEngine::visit_parameters(const std::function<void(Parameter&)>& visit) {
+void ShardingEngine::visit_parameters(
+    const std::function<void(const Parameter&, const Tensor& weights)>& visit) {
   for (const auto& unit : units_) {
-    unit->unshard();
-    timed([&] { unit->wait(); });
-    for (Parameter* parameter : unit->plan().parameters) visit(*parameter);
-    unit->reshard(false);
+    const Tensor weights = timed([&] { return unit->gather_master(); });
+    const auto& parameters = unit->plan().parameters;
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      visit(*parameters[i], unit->view(weights, i));
+    }
   }
 }
 
 bool ShardingEngine::holds_whole_model() const {
-  return between_steps_ && std::ranges::none_of(units_, [](const auto& unit) {
-           return unit->policy().shard_parameters;
-         });
+  return between_steps_ &&
+         std::ranges::all_of(units_, [](const auto& unit) { return unit->holds_master(); });
 }
 
 CommunicationCounters ShardingEngine::counters() {

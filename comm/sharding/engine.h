@@ -3,6 +3,7 @@
 // gathers, releases and reduces around their forward and backward; the model knows nothing of it.
 //
 //   ShardingEngine engine(model, context, communicator, DType::f32, {.policy = ...});
+//   (or a Precision: 16-bit parameters and gradients, weights kept in f32)
 //   engine.initialize();
 //   optimizer->prepare(engine.spans());
 //   every step, with the loss of this rank's samples divided by the count over all ranks:
@@ -43,16 +44,19 @@ class SHERD_API ShardingEngine {
   // Takes over the model's parameters. Each rank allocates its shards alone, set to zero. The
   // model, context and communicator must outlive the engine, the engine every tape recorded
   // meanwhile; the model's modules and what is frozen must not change. Once the engine is gone,
-  // parameters that were sharded cannot be read.
-  ShardingEngine(Module& model, Context& context, Communicator& world, DType dtype,
+  // parameters that were sharded cannot be read. The model's input is cast to the type of the
+  // parameters, its output to precision.output.
+  ShardingEngine(Module& model, Context& context, Communicator& world, const Precision& precision,
                  const ShardingOptions& options);
   ~ShardingEngine();
   ShardingEngine(const ShardingEngine&) = delete;
   ShardingEngine& operator=(const ShardingEngine&) = delete;
 
-  // Calls visit for all elements this rank keeps, between steps, to read or to fill them.
+  // Calls visit for all weights this rank keeps, between steps, to read them; in precision.master.
   void visit_shards(const ShardVisitor& visit);
-  // Fills them by the parameters' initialisers and the context's seed.
+  // The same to write them. All ranks together.
+  void fill_shards(const ShardVisitor& fill);
+  // Fills them by the parameters' initialisers and the context's seed. All ranks together.
   void initialize();
 
   // One span per piece of a trainable parameter that this rank updates. Gradients are there from
@@ -69,13 +73,14 @@ class SHERD_API ShardingEngine {
   // Instead, after an exception that all ranks have caught: gives up the step.
   void abandon_step();
 
-  // Calls visit for each parameter with its whole data, gathered unit by unit, to read. All ranks
-  // together.
-  void visit_parameters(const std::function<void(Parameter&)>& visit);
+  // Calls visit for each parameter with all its weights, in precision.master, gathered unit by
+  // unit, to read. All ranks together; where holds_whole_model(), a rank can do it alone.
+  void visit_parameters(const std::function<void(const Parameter&, const Tensor& weights)>& visit);
 
   const std::vector<std::unique_ptr<ShardedUnit>>& units() const { return units_; }
   const ShardingGroups& groups() const { return groups_; }
   const ShardingOptions& options() const { return options_; }
+  const Precision& precision() const { return precision_; }
   // Whether this rank has the whole model, up to date, so that it can save it without the others.
   bool holds_whole_model() const;
 
@@ -93,6 +98,7 @@ class SHERD_API ShardingEngine {
   struct Stage {
     Module* module = nullptr;
     std::string name;  // of the module; "(root)" for the model
+    bool is_model = false;
     std::vector<ShardedUnit*> units;
     int pre_hook = -1, post_hook = -1;
     int running = 0;          // forward passes it is in
@@ -113,6 +119,7 @@ class SHERD_API ShardingEngine {
   void hook(Stage& stage);
   void before_forward(Stage& stage);
   void after_forward(Stage& stage, const Variable& output);
+  Variable cast_to(DType dtype, const Variable& value) const;
   void before_backward(const Recording& recording, std::size_t index);
   void after_backward(const Call& call);
 
@@ -128,6 +135,7 @@ class SHERD_API ShardingEngine {
   void reduce(ShardedUnit& unit);
   void finish_reduce();
   GlobalStep agree(double loss);
+  void gather_updates(const std::function<bool(const ShardedUnit&)>& changed);
   void reshard_all();
   void log(ShardingEvent::Kind kind, const std::string& unit);
   void check_trainable() const;
@@ -137,6 +145,7 @@ class SHERD_API ShardingEngine {
   auto timed(const Blocking& blocking);
 
   Context& context_;
+  Precision precision_;
   ShardingOptions options_;
   ShardingGroups groups_;
   std::vector<std::unique_ptr<ShardedUnit>> units_;

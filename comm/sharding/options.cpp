@@ -146,6 +146,31 @@ void validate(const ShardingOptions& options, int ranks) {
               policy);
 }
 
+void validate(const Precision& precision) {
+  const auto fits = [&](DType dtype) {
+    if (precision.master == DType::f64) return dtype == DType::f64;
+    return dtype == DType::f32 || dtype == DType::bf16 || dtype == DType::f16;
+  };
+  SHERD_CHECK(precision.master == DType::f32 || precision.master == DType::f64,
+              "precision: weights are kept in f32 or f64, got {}", name_of(precision.master));
+  for (const auto& [what, dtype] : {std::pair{"parameters", precision.parameters},
+                                    {"reduced gradients", precision.reduce},
+                                    {"the output", precision.output}}) {
+    SHERD_CHECK(fits(dtype), "precision: with weights in {}, {} cannot be in {}; expected {}",
+                name_of(precision.master), what, name_of(dtype),
+                precision.master == DType::f64 ? "f64" : "f32, bf16 or f16");
+  }
+}
+
+std::string describe(const Precision& precision) {
+  std::string text(name_of(precision.parameters));
+  const bool plain = precision == Precision(precision.master);
+  if (plain) return text;
+  return fmt::format("{}, gradients sent in {}, output in {}, weights kept in {}", text,
+                     name_of(precision.reduce), name_of(precision.output),
+                     name_of(precision.master));
+}
+
 UnitPolicy unit_policy(const ShardingOptions& options) {
   UnitPolicy unit;
   unit.shard_optimizer = options.policy != ShardingPolicy::none;

@@ -4,6 +4,7 @@
 
 #include <sherd/comm/process_mesh.h>
 #include <sherd/models/module.h>
+#include <sherd/runtime/dtype.h>
 
 #include <functional>
 #include <optional>
@@ -52,6 +53,28 @@ struct ReshardAfterForward {
   SHERD_API static ReshardAfterForward parse(
       std::string_view text);  // "yes", "no" or K; "" by policy
 };
+
+// In which types a model is computed, sent and kept (mixed precision: Micikevicius et al., 2018;
+// the names are those of PyTorch's MixedPrecisionPolicy). Weights and optimizer state are kept in
+// `master`. A rank adds up its gradient in `master`, over all backward passes of a step, rounds it
+// to `reduce` once, and sends that; the sum over ranks is taken and kept in `master`.
+struct Precision {
+  DType master = DType::f32;      // f32 or f64
+  DType parameters = DType::f32;  // of gathered parameters and activations
+  DType reduce = DType::f32;      // of gradients on their way
+  DType output = DType::f32;      // what the model's output is cast to
+
+  Precision() = default;
+  Precision(DType all)  // implicit on purpose: all four are this one
+      : master(all), parameters(all), reduce(all), output(all) {}
+  bool mixed() const { return parameters != master; }
+  bool operator==(const Precision&) const = default;
+};
+
+// Throws unless master is f32 and the others are f32, bf16 or f16, or all are f64.
+SHERD_API void validate(const Precision& precision);
+// "f32", "bf16, gradients sent in bf16, output in f32, weights kept in f32"
+SHERD_API std::string describe(const Precision& precision);
 
 struct ShardingOptions {
   ShardingPolicy policy = ShardingPolicy::zero3;

@@ -26,25 +26,31 @@ void* address(const Tensor& tensor) {
 }  // namespace
 
 ShardedUnit::ShardedUnit(Context& context, ShardingGroups& groups, UnitPlan plan, UnitPolicy policy,
-                         DType dtype)
+                         const Precision& precision)
     : context_(context),
       groups_(groups),
       plan_(std::move(plan)),
       policy_(policy),
-      dtype_(dtype),
+      precision_(precision),
       layout_(make_layout(plan_, groups.shard_count)),
       segments_(layout_.segments(groups.shard_rank)),
       arrivals_(plan_.parameters.size(), 0) {
   if (!trainable()) policy_.shard_gradients = policy_.shard_optimizer = false;
-  const Shape full{layout_.padded_numel()};
+  const Shape full{layout_.padded_numel()}, shard{layout_.shard_numel()};
+  const bool master_is_shard = policy_.shard_parameters || policy_.shard_optimizer;
   if (policy_.shard_parameters) {
-    shard_ = Tensor::zeros(context, {layout_.shard_numel()}, dtype, MemoryCategory::parameters);
-    flat_ = Tensor::released(context, full, dtype, MemoryCategory::gathered_parameters);
+    flat_ =
+        Tensor::released(context, full, precision.parameters, MemoryCategory::gathered_parameters);
     flat_.storage().set_owner("unit " + name());
   } else {
-    flat_ = Tensor::zeros(context, full, dtype, MemoryCategory::parameters);
-    shard_ = piece(flat_);
+    flat_ = Tensor::zeros(context, full, precision.parameters, MemoryCategory::parameters);
     state_ = State::unsharded;
+  }
+  if (policy_.shard_parameters || precision.mixed()) {
+    master_ = Tensor::zeros(context, master_is_shard ? shard : full, precision.master,
+                            MemoryCategory::parameters);
+  } else {
+    master_ = master_is_shard ? piece(flat_) : flat_;
   }
   for (std::size_t i = 0; i < plan_.parameters.size(); ++i) {
     plan_.parameters[i]->set_data(view(flat_, i));
@@ -68,10 +74,7 @@ Tensor ShardedUnit::gradient_place(std::size_t parameter) {
               "that module alone, or choose units of which one contains all its uses",
               plan_.parameters[parameter]->name(), name());
   check_not_summed();
-  if (!full_grad_.defined()) {
-    full_grad_ =
-        Tensor::empty(context_, {layout_.padded_numel()}, dtype_, MemoryCategory::gradients);
-  }
+  if (!full_grad_.defined()) full_grad_ = empty_gradient(layout_.padded_numel());
   return view(full_grad_, parameter);
 }
 
@@ -86,19 +89,38 @@ Tensor ShardedUnit::piece(const Tensor& flat) const {
   return flat.slice(0, begin, begin + layout_.shard_numel());
 }
 
+Tensor ShardedUnit::empty_gradient(std::int64_t numel) const {
+  return Tensor::empty(context_, {numel}, precision_.master, MemoryCategory::gradients);
+}
+
 void ShardedUnit::visit_shards(const ShardVisitor& visit) const {
-  if (!policy_.shard_parameters) {
-    for (const Parameter* parameter : plan_.parameters) {
-      if (parameter->numel() > 0) {
-        visit(*parameter, 0, parameter->data().reshape({parameter->numel()}));
-      }
+  if (holds_master()) {
+    for (std::size_t i = 0; i < plan_.parameters.size(); ++i) {
+      const Parameter& parameter = *plan_.parameters[i];
+      if (parameter.numel() > 0)
+        visit(parameter, 0, view(all_master(), i).reshape({parameter.numel()}));
     }
     return;
   }
   for (const ShardSegment& segment : segments_) {
     visit(*plan_.parameters[segment.parameter], segment.offset_in_parameter,
-          shard_.slice(0, segment.offset_in_shard, segment.offset_in_shard + segment.numel));
+          master_.slice(0, segment.offset_in_shard, segment.offset_in_shard + segment.numel));
   }
+}
+
+Tensor ShardedUnit::gather_master() {
+  if (holds_master()) return all_master();
+  const Tensor full = Tensor::empty(context_, {layout_.padded_numel()}, precision_.master,
+                                    MemoryCategory::gathered_parameters);
+  const void* from = address(master_);
+  void* to = address(full);
+  std::string label = name() + " gather weights";
+  groups_
+      .enqueue(label,
+               [=, group = groups_.shard.get(), count = layout_.shard_numel(),
+                dtype = precision_.master] { group->all_gather(from, to, count, dtype, label); })
+      .wait();
+  return full;
 }
 
 bool ShardedUnit::unshard() {
@@ -106,13 +128,18 @@ bool ShardedUnit::unshard() {
   flat_.storage().restore();
   const bool near = secondary_.defined();
   Communicator* group = near ? groups_.secondary.get() : groups_.shard.get();
-  const Tensor& source = near ? secondary_ : shard_;
+  Tensor source = near ? secondary_ : master_;
+  if (!near && precision_.mixed()) {
+    source = piece(flat_);
+    copy(source, master_);
+  }
   const std::int64_t count = source.numel();
   const void* from = address(source);
   void* to = address(flat_);
   std::string label = name() + (near ? " unshard from neighbours" : " unshard");
-  gathered_ = groups_.enqueue(
-      label, [=, dtype = dtype_] { group->all_gather(from, to, count, dtype, label); });
+  gathered_ = groups_.enqueue(label, [=, dtype = precision_.parameters] {
+    group->all_gather(from, to, count, dtype, label);
+  });
   flat_.storage().record_use(gathered_);
   source.storage().record_use(gathered_);
   flat_.storage().set_arriving(true);
@@ -163,10 +190,7 @@ bool ShardedUnit::unreduced() const {
 
 // The buffer comes uninitialised: padding, and parameters not used in this pass, count as zero.
 void ShardedUnit::zero_what_did_not_arrive() {
-  if (!full_grad_.defined()) {
-    full_grad_ =
-        Tensor::empty(context_, {layout_.padded_numel()}, dtype_, MemoryCategory::gradients);
-  }
+  if (!full_grad_.defined()) full_grad_ = empty_gradient(layout_.padded_numel());
   std::int64_t written = 0;
   const auto zero_until = [&](std::int64_t end) {
     if (written < end) sherd::fill(full_grad_.slice(0, written, end), 0.0);
@@ -186,39 +210,46 @@ void ShardedUnit::start_reduce() {
   for (Parameter* parameter : plan_.parameters) parameter->clear_grad();
   passed_ = false;
   reduced_once_ = closed_ = true;
+  // Rounded once, whatever the policy; what comes back stays in the type of the sum.
+  const bool rounds = precision_.reduce != precision_.master;
+  input_ = rounds ? cast(full_grad_, precision_.reduce, MemoryCategory::communication) : full_grad_;
   // The next pass must not write into what is being summed. Where full gradients stay, there is no
   // next pass, see check_not_summed().
-  input_ = full_grad_;
   adds_ = grad_shard_.defined();
+  const Tensor full = full_grad_;
   if (policy_.shard_gradients) full_grad_ = {};
-  if (policy_.shard_gradients && !adds_) {
-    grad_shard_ =
-        Tensor::empty(context_, {layout_.shard_numel()}, dtype_, MemoryCategory::gradients);
+  if (!policy_.shard_gradients) {
+    result_ = piece(full);
+  } else if (!adds_) {
+    result_ = grad_shard_ = empty_gradient(layout_.shard_numel());
+  } else {
+    // A second reduction of a step arrives apart, to be added then.
+    result_ = rounds ? empty_gradient(layout_.shard_numel()) : piece(input_);
   }
-  // A second reduction of a step arrives in this rank's piece of its own input, to be added then.
   const bool all = !policy_.shard_optimizer;
-  const Tensor result = all                                 ? input_
-                        : policy_.shard_gradients && !adds_ ? grad_shard_
-                                                            : piece(input_);
   const void* from = address(input_);
-  void* to = address(result);
-  const std::int64_t count = result.numel();
+  void* to = address(result_);
+  void* everything = all ? address(full) : nullptr;
+  const std::int64_t count = layout_.shard_numel();
   std::string label = name() + " reduce";
-  reduced_ = groups_.enqueue(label, [=, groups = &groups_, dtype = dtype_] {
-    if (all) return groups->sum_over_all(to, count, dtype, label);
-    groups->shard->reduce_scatter(from, to, count, dtype, ReduceOp::sum, label);
-    if (groups->replicate) {
-      groups->replicate->all_reduce(to, count, dtype, ReduceOp::sum, label);
-    }
-  });
+  reduced_ = groups_.enqueue(
+      label, [=, groups = &groups_, numel = layout_.padded_numel(), types = precision_] {
+        if (all && !rounds) return groups->sum_over_all(everything, numel, types.master, label);
+        groups->shard->reduce_scatter_wide(from, to, count, types.reduce, ReduceOp::sum, label);
+        if (groups->replicate) {
+          groups->replicate->all_reduce(to, count, types.master, ReduceOp::sum, label);
+        }
+        if (all) groups->shard->all_gather(to, everything, count, types.master, label);
+      });
   input_.storage().record_use(reduced_);
-  result.storage().record_use(reduced_);
+  result_.storage().record_use(reduced_);
 }
 
 void ShardedUnit::finish_reduce() {
   reduced_.wait();
-  const Tensor input = std::exchange(input_, {});
-  if (policy_.shard_gradients && adds_) add_inplace(grad_shard_, piece(input));
+  const Tensor result = std::exchange(result_, {});
+  input_ = {};
+  if (policy_.shard_gradients && adds_) add_inplace(grad_shard_, result);
 }
 
 Tensor ShardedUnit::own_gradient() const {
@@ -248,35 +279,39 @@ std::vector<ParameterSpan> ShardedUnit::spans() const {
   };
   if (policy_.shard_optimizer) {
     for (const ShardSegment& segment : segments_) {
-      add(segment.parameter, shard_, own_gradient(), segment.offset_in_shard, segment.numel);
+      add(segment.parameter, master_, own_gradient(), segment.offset_in_shard, segment.numel);
     }
   } else {
     for (std::size_t i = 0; i < plan_.parameters.size(); ++i) {
-      add(i, flat_, full_grad_, layout_.offset(i), plan_.parameters[i]->numel());
+      add(i, master_, full_grad_, layout_.offset(i), plan_.parameters[i]->numel());
     }
   }
   return spans;
 }
 
+void ShardedUnit::mark_updated() {
+  if (precision_.mixed() && !policy_.shard_parameters) {
+    copy(policy_.shard_optimizer ? piece(flat_) : flat_, master_);
+  }
+  flat_.storage().mark_modified();
+}
+
 Event ShardedUnit::start_gather_update() {
-  const void* from = address(shard_);
+  const void* from = address(piece(flat_));
   void* to = address(flat_);
   Communicator* group = groups_.shard.get();
   std::string label = name() + " update";
-  const Event gathered = groups_.enqueue(label, [=, count = layout_.shard_numel(), dtype = dtype_] {
-    group->all_gather(from, to, count, dtype, label);
-  });
+  const Event gathered =
+      groups_.enqueue(label, [=, count = layout_.shard_numel(), dtype = precision_.parameters] {
+        group->all_gather(from, to, count, dtype, label);
+      });
   flat_.storage().record_use(gathered);
   return gathered;
 }
 
-void ShardedUnit::mark_updated() {
-  if (has_gradient()) flat_.storage().mark_modified();
-}
-
 void ShardedUnit::clear_gradients() {
   for (Parameter* parameter : plan_.parameters) parameter->clear_grad();
-  full_grad_ = grad_shard_ = input_ = {};
+  full_grad_ = grad_shard_ = input_ = result_ = {};
   passed_ = reduced_once_ = closed_ = agreed_ = false;
   std::ranges::fill(arrivals_, 0);
 }

@@ -3,6 +3,9 @@
 //
 //     Sharded --unshard()--> Unsharding --wait()--> Unsharded --reshard()--> Sharded
 //
+// With mixed precision a rank keeps its master weights apart from the flat buffer, which holds
+// their roundings; a shard is rounded straight into its place there before it travels.
+//
 // A parameter's data is an aligned view of the flat buffer, so gathering needs no copy-out: the
 // bytes of that buffer come and go, the tensors over it (those saved for backward among them) stay.
 // Gradients are written into a flat buffer of the same layout, which is reduced as a whole.
@@ -28,7 +31,7 @@ class SHERD_API ShardedUnit {
   enum class State : std::uint8_t { sharded, unsharding, unsharded };
 
   ShardedUnit(Context& context, ShardingGroups& groups, UnitPlan plan, UnitPolicy policy,
-              DType dtype);
+              const Precision& precision);
   ~ShardedUnit();
   ShardedUnit(const ShardedUnit&) = delete;
   ShardedUnit& operator=(const ShardedUnit&) = delete;
@@ -40,8 +43,12 @@ class SHERD_API ShardedUnit {
   State state() const { return state_; }
   bool trainable() const { return plan_.kind != UnitPlan::Kind::frozen; }
 
-  // Calls visit for all elements that this rank keeps.
+  // Calls visit for all master weights that this rank keeps. Where the buffer of gathered
+  // parameters stays, it does not see what is written to them before the next update.
   void visit_shards(const ShardVisitor& visit) const;
+  // All master weights, gathered where they are spread; in f32 or f64. All ranks together.
+  Tensor gather_master();
+  Tensor view(const Tensor& flat, std::size_t parameter) const;
 
   // Parameters. Each returns whether there was anything to do.
   bool unshard();  // starts the all-gather on the stream
@@ -55,8 +62,8 @@ class SHERD_API ShardedUnit {
   // Gradients. In a backward pass they are written to a full flat buffer (its place is asked for
   // when the first one arrives); mark_passed() says that they are complete on this rank.
   // start_reduce() sums them over the ranks on the stream, finish_reduce() waits, and adds the sum
-  // to that of earlier passes of this step. In between the input of the sum lives; the engine keeps
-  // one such unit at a time.
+  // to that of earlier passes of this step. In between the input of the sum lives, in the type that
+  // is sent; the engine keeps one such unit at a time.
   //   accumulating (full_grad_) --start_reduce--> being summed (input_) --finish_reduce--> summed
   // With sharded gradients the sum lies in grad_shard_, and another pass may follow; otherwise it
   // stays in full_grad_ and none may.
@@ -76,16 +83,22 @@ class SHERD_API ShardedUnit {
 
   // What the optimizer of this rank updates.
   std::vector<ParameterSpan> spans() const;
-  // After the update: full parameters are gathered from the shards (on the stream, until the
-  // event), and a tape recorded before is told that its saved values are old.
+  // After the update: master weights are rounded into the buffer of gathered parameters where that
+  // stays, and a tape recorded before is told that its saved values are old; then full parameters
+  // are gathered from the shards (on the stream, until the event).
+  void mark_updated();
   bool gathers_update() const { return !policy_.shard_parameters && policy_.shard_optimizer; }
   Event start_gather_update();
-  void mark_updated();
+  // Whether this rank has all master weights.
+  bool holds_master() const {
+    return !policy_.shard_parameters && !(precision_.mixed() && policy_.shard_optimizer);
+  }
   void clear_gradients();
 
  private:
-  Tensor view(const Tensor& flat, std::size_t parameter) const;
   Tensor piece(const Tensor& flat) const;  // this rank's shard of a full buffer
+  const Tensor& all_master() const { return precision_.mixed() ? master_ : flat_; }
+  Tensor empty_gradient(std::int64_t numel) const;
   Tensor gradient_place(std::size_t parameter);
   void check_not_summed() const;
   void zero_what_did_not_arrive();
@@ -94,15 +107,16 @@ class SHERD_API ShardedUnit {
   ShardingGroups& groups_;
   UnitPlan plan_;
   UnitPolicy policy_;
-  DType dtype_;
+  Precision precision_;
   FlatLayout layout_;
   std::vector<ShardSegment> segments_;  // of this rank
   State state_ = State::sharded;
-  Tensor flat_;       // all parameters; without bytes while sharded
-  Tensor shard_;      // this rank's; a view of flat_ where that is kept
+  Tensor flat_;       // all parameters in the type of computation; without bytes while sharded
+  Tensor master_;     // what this rank updates: its shard, or all; a view of flat_ where that is
+                      // kept and of the same type
   Tensor secondary_;  // this rank's part of what K neighbours keep
   Event gathered_, reduced_;
-  Tensor full_grad_, input_, grad_shard_;  // see start_reduce()
+  Tensor full_grad_, input_, result_, grad_shard_;  // see start_reduce()
   bool passed_ = false;        // a backward pass came through whose gradients are not summed yet
   bool closed_ = false;        // they are, or are being summed: this pass may bring no more
   bool reduced_once_ = false;  // in this step

@@ -93,10 +93,10 @@ TEST_CASE("cli: train, eval, inspect and bench work together") {
 
 TEST_CASE("cli: golden runs pass and fail by their tolerance") {
   const std::string golden = std::string(SHERD_TEST_DATA) + "/golden/cls";
-  const Output pass = sherd_run("train --golden " + golden + " --dtype f64 --tolerance 1e-9");
+  const Output pass = sherd_run("train --golden " + golden + " --precision fp64 --tolerance 1e-9");
   CHECK(pass.status == 0);
   CHECK(contains(pass, "passed"));
-  const Output past = sherd_run("train --golden " + golden + " --dtype f32 --tolerance 1e-12");
+  const Output past = sherd_run("train --golden " + golden + " --precision fp32 --tolerance 1e-12");
   CHECK(past.status == 1);
   CHECK(contains(past, "past the tolerance"));
   CHECK(sherd_run("train --golden " + golden).status == 0);  // f32, 1e-4
@@ -137,7 +137,7 @@ TEST_CASE("cli: unknown words are errors with a suggestion") {
 
 TEST_CASE("cli: settings that cannot be honoured say what to change") {
   refuses("train " + kTiny + "--patch 3", {"8 x 8 is not divisible by the patch size 3"});
-  refuses("train " + kTiny + "--dtype f16", {"f16", "f32 or f64"});
+  refuses("train " + kTiny + "--precision int8", {"int8"});
   refuses("train " + kTiny + "--device cuda", {"'cuda'", "cpu and meta"});
   refuses("train " + kTiny + "--device meta", {"meta", "cannot train"});
   refuses("train " + kTiny + "--batch-size 0", {"--batch-size"});

@@ -294,7 +294,7 @@ TEST_CASE("ranks: evaluation counts and sums the same on any number of ranks") {
 }
 
 TEST_CASE("ranks: golden runs are repeated by every policy") {
-  const std::string golden = "train --dtype f64 --tolerance 1e-9 --threads 1 --golden " +
+  const std::string golden = "train --precision fp64 --tolerance 1e-9 --threads 1 --golden " +
                              std::string(SHERD_TEST_DATA) + "/golden/";
   const auto passes = [](const Output& output) {
     CAPTURE(output.text);
@@ -730,11 +730,11 @@ TEST_CASE("ranks: a launcher and this program must agree on the ranks") {
   check_refusal(differ(bench, " --batch-size 8"), {"batch_size = 16", "batch_size = 8"});
   check_refusal(differ("bench comm --repeat 2", " --max-bytes 8KiB"),
                 {"rank 0 has --max-bytes 64MiB", "rank 1 has --max-bytes 8KiB"});
-  const std::string golden = std::string("train --dtype f64 --golden ") + SHERD_TEST_DATA;
+  const std::string golden = std::string("train --precision fp64 --golden ") + SHERD_TEST_DATA;
   check_refusal(::run(kMpiexec + "1 " + kSherd + " " + golden + "/golden/cls : -n 1 " + kSherd +
                       " " + golden + "/golden/mean"),
                 {"ranks 0 and 1 were started with different data"});
-  check_refusal(differ(golden + "/golden/cls", " --dtype f32"), {"a golden run in f"});
+  check_refusal(differ(golden + "/golden/cls", " --precision fp32"), {"a golden run in f"});
   for (const char* one : {"eval ", "inspect model ", "bench step --device meta "}) {
     check_refusal(on_processes(3, one), {"works in one process, but a launcher started several"});
   }

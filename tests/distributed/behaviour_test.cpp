@@ -41,7 +41,8 @@ RunResult train_plainly(const Workload& work, const RunOptions& run) {
     optimizer->step(spans, 3e-3, clip_factor(result.norms.back(), 0.5));
     model->clear_gradients();
   }
-  for (const Parameter* parameter : parameters) RankTrainer::add_weights(*parameter, result);
+  for (const Parameter* parameter : parameters)
+    RankTrainer::add_weights(*parameter, parameter->data(), result);
   return result;
 }
 
@@ -176,7 +177,7 @@ TEST_CASE("engine: parameters start as Module::initialize makes them, whoever ke
     model->initialize(context, DType::f32);
     RunResult expected;
     for (const Parameter* parameter : model->parameters()) {
-      RankTrainer::add_weights(*parameter, expected);
+      RankTrainer::add_weights(*parameter, parameter->data(), expected);
     }
     for (const int ranks : {1, 3, 4, 8}) {
       CAPTURE(ranks);

@@ -183,11 +183,12 @@ class RankTrainer {
 
   // All ranks together.
   void weights_into(RunResult& result) {
-    engine.visit_parameters([&](Parameter& parameter) { add_weights(parameter, result); });
+    engine.visit_parameters([&](const Parameter& parameter, const Tensor& weights) {
+      add_weights(parameter, weights, result);
+    });
   }
 
-  static void add_weights(const Parameter& parameter, RunResult& result) {
-    const Tensor& data = parameter.data();
+  static void add_weights(const Parameter& parameter, const Tensor& data, RunResult& result) {
     std::vector<std::uint8_t>& bytes = result.weights[parameter.name()];
     bytes.resize(static_cast<std::size_t>(data.numel()) * size_of(data.dtype()));
     if (!bytes.empty()) std::memcpy(bytes.data(), data.raw_data(), bytes.size());

@@ -61,7 +61,7 @@ struct OneRank {
       : context(options),
         model(model_settings),
         world(context.is_meta() ? make_meta_communicator(0, 1) : make_self_communicator()),
-        engine(model, context, *world, training_dtype(s), sharding_options(s, 1)),
+        engine(model, context, *world, training_precision(s), sharding_options(s, 1)),
         optimizer(make_optimizer(s)),
         step(context, model, engine, *optimizer, step_settings(s, lr_schedule(s, 10, 20))) {
     engine.initialize();
@@ -85,7 +85,7 @@ PlannedRun run_on(Device device, const TrainSettings& s, std::int64_t batch) {
   Context& context = rank.context;
   const DataSource data = open_data(s);
   const std::int64_t micro = s.micro_batch > 0 ? s.micro_batch : batch;
-  InputBuffers inputs(context, *data.train, micro, dtype_from_name(s.dtype));
+  InputBuffers inputs(context, *data.train, micro, rank.engine.precision().master);
   BatchLoaderOptions options = loader_options(s, data, batch, true);
   BatchLoader loader(data.train, options);
   loader.start_epoch(0);
@@ -204,7 +204,7 @@ TEST_CASE("runs are bitwise reproducible, whatever the number of data workers") 
 TEST_CASE("micro-batches give the batch's gradient") {
   const test::TempDirectory folder;
   TrainSettings s = small_run(folder.path("whole"));
-  s.dtype = "f64";
+  s.precision = "fp64";
   TrainObserver quiet;
   const auto values = [&](const std::string& path) {
     const SafetensorsFile file = SafetensorsFile::open(path);
@@ -237,7 +237,7 @@ TEST_CASE("meta: the plan's peak is the run's, in every category") {
       for (const char* optimizer : {"adamw", "sgd"}) {
         for (const char* pooling : {"cls", "mean"}) {
           TrainSettings s = small_run("");
-          s.dtype = dtype;
+          s.precision = dtype;
           s.micro_batch = micro;
           s.optimizer = optimizer;
           s.pooling = pooling;
@@ -395,7 +395,7 @@ TEST_CASE("train: what fails before the first step leaves nothing, later the wei
                               {"data.workers", "-1"},
                               {"schedule.warmup_steps", "99"},
                               {"run.trace", "/nonexistent/trace.json"},
-                              {"run.memory_limit", "10KiB"}}) {
+                              {"memory.memory_limit", "10KiB"}}) {
     TrainSettings bad = s;
     assign(bad, setting.first, setting.second, "test");
     CAPTURE(setting.first);

@@ -79,7 +79,8 @@ int run_meta(const TrainSettings& settings, const BenchOptions& options) {
     return 0;
   }
   fmt::print("model           {} parameters, batch {}, {}\n",
-             group_digits(test.model.parameter_count()), settings.batch_size, settings.dtype);
+             group_digits(test.model.parameter_count()), settings.batch_size,
+             describe(test.engine.precision()));
   fmt::print("ranks           {}\n", describe_ranks(settings, *world));
   fmt::print("products        {:.2f} TFLOP a step{}\n", static_cast<double>(flops) / 1e12,
              ranks > 1 ? " of a rank" : "");
@@ -200,7 +201,8 @@ void bench_rank(const TrainSettings& settings, const BenchOptions& options, Comm
   StepUnderTest test(settings, context, world);
   if (first && !options.json) {
     fmt::print("model           {} parameters, batch {}, {}\n",
-               group_digits(test.model.parameter_count()), settings.batch_size, settings.dtype);
+               group_digits(test.model.parameter_count()), settings.batch_size,
+               describe(test.engine.precision()));
     fmt::print("ranks           {}; {} thread{} each\n", describe_ranks(settings, world),
                context.threads(), context.threads() == 1 ? "" : "s");
     std::fflush(stdout);
@@ -273,8 +275,8 @@ Command add_bench(CLI::App& parent) {
       ->disable_flag_override();
   SettingFlags flags(
       step, {"model", "optimizer", "sharding", "data.dataset", "data.data_dir", "data.image_size",
-             "data.classes", "run.batch_size", "run.micro_batch", "run.device", "run.dtype",
-             "run.memory_limit", "run.threads", "run.seed", "run.trace"});
+             "data.classes", "run.batch_size", "run.micro_batch", "run.device", "precision",
+             "memory", "run.threads", "run.seed", "run.trace"});
   const Command comm = add_bench_comm(*app);
   return {app, [options, flags, comm] {
             if (comm.app->parsed()) return comm.run();

@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.h"
 
-#include <sherd/models/weights.h>
 #include <sherd/tools/trainer/evaluate.h>
 #include <sherd/tools/trainer/golden.h>
 #include <sherd/tools/trainer/train.h>
@@ -41,7 +40,10 @@ int evaluate_command(const TrainSettings& settings, const LogitsOptions& logits)
                                          data.test->width(), data.test->classes()));
   Context context(context_options(settings));
   SHERD_CHECK(!context.is_meta(), "--device meta computes no numbers, so it cannot evaluate");
-  load_weights(model, context, training_dtype(settings), settings.weights);
+  const std::unique_ptr<Communicator> alone = make_self_communicator();
+  ShardingEngine engine(model, context, *alone, training_precision(settings),
+                        {.policy = ShardingPolicy::none});
+  make_weights(settings, model, engine);
   ProgressLine line;
   const std::int64_t batch = std::min(settings.batch_size, data.test->size());
   const EvaluationResult result =
@@ -60,9 +62,9 @@ int evaluate_command(const TrainSettings& settings, const LogitsOptions& logits)
   if (logits.path.empty()) return 0;
   const LogitsResult compared = compare_logits(
       context, model, data.test, loader_options(settings, data, batch, false), logits.path);
-  const double tolerance = logits.tolerance > 0.0    ? logits.tolerance
-                           : settings.dtype == "f64" ? 1e-9
-                                                     : 1e-4;
+  const double tolerance = logits.tolerance > 0.0                    ? logits.tolerance
+                           : engine.precision().master == DType::f64 ? 1e-9
+                                                                     : 1e-4;
   const bool within = compared.worst_error <= tolerance;
   fmt::print("logits          of {} images: largest difference {:.2e}, {} {:g}\n", compared.images,
              compared.worst_error, within ? "within the tolerance of" : "PAST the tolerance of",
@@ -89,7 +91,7 @@ Command add_eval(CLI::App& parent) {
              "JSON file whose \"logits\" are those of the first test images, to compare with")
           ->type_name("FILE");
   app->add_option("--tolerance", logits->tolerance,
-                  "largest difference of a logit [1e-09 in f64, 1e-04 in f32]")
+                  "largest difference of a logit [1e-09 in fp64, 1e-04 in fp32]")
       ->type_name("NUMBER")
       ->needs(path)
       ->check(CLI::PositiveNumber);
@@ -115,8 +117,10 @@ Command add_eval(CLI::App& parent) {
                            "data.workers",
                            "run.batch_size",
                            "run.device",
-                           "run.dtype",
-                           "run.memory_limit",
+                           "precision.precision",
+                           "precision.param_dtype",
+                           "precision.output_dtype",
+                           "memory.memory_limit",
                            "run.threads",
                            "run.seed"});
   return {app, [run, flags, logits] {

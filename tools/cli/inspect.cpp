@@ -113,7 +113,7 @@ Command add_inspect(CLI::App& parent) {
       "  sherd inspect events --ranks 4 --shard zero3 --depth 2\n");
   SettingFlags flags(events,
                      {"model", "sharding", "data.dataset", "data.data_dir", "data.image_size",
-                      "data.classes", "run.batch_size", "run.micro_batch", "run.dtype"});
+                      "data.classes", "run.batch_size", "run.micro_batch", "precision"});
   return {app, [state, model, events, flags] {
             check_one_process("inspect");
             if (events->parsed()) return inspect_events(flags.resolve({}));

@@ -27,7 +27,7 @@ StepUnderTest::StepUnderTest(const TrainSettings& settings, Context& context, Co
     : dataset(one_image(settings)),
       model(model_settings(settings, dataset->channels(), dataset->height(), dataset->width(),
                            dataset->classes())),
-      engine(model, context, world, training_dtype(settings),
+      engine(model, context, world, training_precision(settings),
              sharding_options(settings, world.size())),
       optimizer(make_optimizer(settings)) {
   make_weights(settings, model, engine);
@@ -35,7 +35,7 @@ StepUnderTest::StepUnderTest(const TrainSettings& settings, Context& context, Co
                                         step_settings(settings, lr_schedule(settings, 1, 1000)));
   const std::int64_t most = rank_slice(settings.batch_size, world.rank(), world.size()).size;
   const std::int64_t capacity = settings.micro_batch > 0 ? settings.micro_batch : most;
-  inputs = std::make_unique<InputBuffers>(context, *dataset, capacity, training_dtype(settings));
+  inputs = std::make_unique<InputBuffers>(context, *dataset, capacity, engine.precision().master);
   inputs->stage_shape(capacity);
   fill_normal(inputs->images(), 0.0, 1.0, RandomStream(1, "bench", "images"));
   if (context.is_meta()) return;

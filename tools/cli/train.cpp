@@ -126,7 +126,7 @@ int run_golden_command(const GoldenOptions& options) {
     fmt::print("final weights: largest difference {:.2e} at {}{}\n", result.worst_weight_error,
                result.worst_weight,
                result.weight_tolerance < 0.0
-                   ? " (not checked in f32; --weight-tolerance checks it)"
+                   ? " (not checked in fp32; --weight-tolerance checks it)"
                    : fmt::format(", tolerance {:g}", result.weight_tolerance));
   }
   fmt::print("{}\n", result.passed ? "passed" : "FAILED");
@@ -145,7 +145,7 @@ Command add_train(CLI::App& parent) {
       "  sherd train runs/try/config.toml --seed 1 --out runs/again\n"
       "  sherd train --ranks 4 --shard zero3             four ranks as threads of one process\n"
       "  mpiexec -n 4 sherd train --shard zero3          four processes\n"
-      "  sherd train --golden DIR --dtype f64 --tolerance 1e-9\n");
+      "  sherd train --golden DIR --precision fp64 --tolerance 1e-9\n");
   struct State {
     std::string toml, golden;
     double tolerance = 0.0, weight_tolerance = -1.0;
@@ -156,24 +156,26 @@ Command add_train(CLI::App& parent) {
              "file", state->toml,
              "TOML file of settings: the sections below, names with _ for -, texts in quotes")
           ->type_name("FILE");
-  SettingFlags flags(app, {"model", "data", "optimizer", "schedule", "sharding", "run"});
+  SettingFlags flags(
+      app, {"model", "data", "optimizer", "schedule", "sharding", "precision", "memory", "run"});
   const std::string group = "golden runs";
   CLI::Option* golden =
       app->add_option(
              "--golden", state->golden,
              "repeat the run described in DIR/golden.json and compare every loss and norm; "
-             "uses --dtype, --data-dir, --threads and the flags of [sharding], ignores no field "
+             "uses --precision, --data-dir, --threads and the flags of [sharding], ignores no "
+             "field "
              "of golden.json")
           ->type_name("DIR")
           ->group(group);
   app->add_option("--tolerance", state->tolerance,
-                  "largest relative error of a golden run [1e-09 in f64, 1e-04 in f32]")
+                  "largest relative error of a golden run [1e-09 in fp64, 1e-04 in fp32]")
       ->type_name("NUMBER")
       ->group(group)
       ->needs(golden)
       ->check(CLI::PositiveNumber);
   app->add_option("--weight-tolerance", state->weight_tolerance,
-                  "largest difference of a final weight [1e-08 in f64, not checked in f32]")
+                  "largest difference of a final weight [1e-08 in fp64, not checked in fp32]")
       ->type_name("NUMBER")
       ->group(group)
       ->needs(golden)
@@ -182,7 +184,7 @@ Command add_train(CLI::App& parent) {
             const TrainSettings settings = flags.resolve(
                 toml->count() > 0 ? std::optional<std::string>(state->toml) : std::nullopt);
             if (golden->count() == 0) return run_training(settings);
-            std::vector<std::string> used{"run.dtype", "data.data_dir", "run.threads"};
+            std::vector<std::string> used{"precision.precision", "data.data_dir", "run.threads"};
             for (const Setting& setting : setting_table()) {
               if (setting.section() == "sharding") used.push_back(setting.key);
             }
@@ -193,7 +195,7 @@ Command add_train(CLI::App& parent) {
             GoldenOptions options;
             options.directory = state->golden;
             options.data_dir = settings.data_dir;
-            options.dtype = dtype_from_name(settings.dtype);
+            options.dtype = dtype_from_name(settings.precision);
             options.tolerance = state->tolerance;
             options.weight_tolerance = state->weight_tolerance;
             options.ranks = settings;

@@ -115,7 +115,7 @@ BatchLoaderOptions loader_options(const TrainSettings& settings, const DataSourc
   options.prefetch = options.workers + 2;
   options.mean = data.mean;
   options.stddev = data.stddev;
-  options.f64 = dtype_from_name(settings.dtype) == DType::f64;
+  options.f64 = dtype_from_name(settings.precision) == DType::f64;
   options.rank = rank;
   options.ranks = ranks;
   return options;

@@ -234,14 +234,13 @@ void compare_weights(const Module& model, ShardingEngine& engine, const std::str
   SHERD_CHECK(file.entries().size() == model.parameters().size(),
               "{}: holds {} tensors, the model has {} parameters", path, file.entries().size(),
               model.parameters().size());
-  engine.visit_parameters([&](Parameter& parameter) {
+  engine.visit_parameters([&](const Parameter& parameter, const Tensor& data) {
     const SafetensorsEntry* entry = file.find(parameter.name());
     SHERD_CHECK(entry != nullptr && entry->shape == parameter.shape() && entry->dtype == DType::f64,
                 "{}: expected '{}' as F64 {}", path, parameter.name(),
                 parameter.shape().to_string());
     std::vector<double> given(static_cast<std::size_t>(parameter.numel()));
     std::memcpy(given.data(), file.bytes(*entry).data(), given.size() * sizeof(double));
-    const Tensor& data = parameter.data();
     std::vector<double> values;
     if (data.dtype() == DType::f64) {
       values = data.to_vector<double>();
@@ -360,7 +359,7 @@ GoldenResult run_golden(const GoldenOptions& options,
                            : options.dtype == DType::f64 ? 1e-9
                                                          : 1e-4;
   SHERD_CHECK(options.dtype == DType::f64 || options.dtype == DType::f32,
-              "--dtype {}: a golden run computes in f32 or f64", name_of(options.dtype));
+              "--precision {}: a golden run computes in fp32 or fp64", name_of(options.dtype));
   sharding_options(options.ranks, planned_ranks(options.ranks));
   GoldenResult result;
   run_on_ranks(options.ranks, [&](Communicator& world) {

@@ -41,8 +41,9 @@ std::string suggestion(const std::string& key) {
   if (!hint.starts_with("; known")) return hint;
   const std::string by_name = did_you_mean(key.substr(key.find('.') + 1), names);
   if (!by_name.starts_with("; known")) return by_name;
-  return section.empty() ? "; sections: model, data, optimizer, schedule, sharding, run"
-                         : did_you_mean("", section);
+  return section.empty()
+             ? "; sections: model, data, optimizer, schedule, sharding, precision, memory, run"
+             : did_you_mean("", section);
 }
 
 const Setting& find_setting(const std::string& key, const std::string& source) {
@@ -177,6 +178,27 @@ const std::vector<Setting>& setting_table() {
       {"sharding.reduce_every", &T::reduce_every,
        "step: sum gradients over ranks once a step; micro: after each micro-batch, which holds "
        "less"},
+      {"precision.precision", &T::precision,
+       "fp32, bf16 or fp16: of parameters and activations, and of gradients when they are sent; "
+       "weights, their sums and the optimizer state stay in fp32. fp64: everything in fp64"},
+      {"precision.param_dtype", &T::param_dtype,
+       "of parameters and activations alone: fp32, bf16 or fp16; empty: by --precision"},
+      {"precision.reduce_dtype", &T::reduce_dtype,
+       "to which gradients are rounded, once, before they are sent: fp32, bf16 or fp16; empty: by "
+       "--precision"},
+      {"precision.output_dtype", &T::output_dtype,
+       "to which the logits are cast: fp32, bf16 or fp16; empty: fp32"},
+      {"precision.loss_scale", &T::loss_scale,
+       "fp16: auto (starts at 65536, halves when a step overflows, doubles after a while without), "
+       "or a fixed power of two"},
+      {"precision.loss_scale_window", &T::loss_scale_window,
+       "fp16: steps without overflow before the scale doubles"},
+      {"precision.loss_scale_hysteresis", &T::loss_scale_hysteresis,
+       "fp16: overflows before the scale halves"},
+      {"precision.min_loss_scale", &T::min_loss_scale,
+       "fp16: an overflow at this scale ends the run, and names the layer"},
+      {"memory.memory_limit", &T::memory_limit,
+       "most memory that a rank may reserve, such as 6GiB; empty: no limit"},
       {"run.epochs", &T::epochs, "passes over the training images"},
       {"run.max_steps", &T::max_steps,
        "stop (and end the schedule) after this many steps; 0: by epochs"},
@@ -185,9 +207,6 @@ const std::vector<Setting>& setting_table() {
       {"run.micro_batch", &T::micro_batch,
        "samples of one rank's forward pass; 0: its whole part of the batch"},
       {"run.device", &T::device, "cpu; bench takes meta too, which plans and computes nothing"},
-      {"run.dtype", &T::dtype, "f32 or f64"},
-      {"run.memory_limit", &T::memory_limit,
-       "most memory that a rank may reserve, such as 6GiB; empty: no limit"},
       {"run.threads", &T::threads,
        "CPU threads of a rank's kernels; 0: its part of OMP_NUM_THREADS, or of all"},
       {"run.seed", &T::seed, "of initial weights, data order and dropout"},
@@ -321,6 +340,10 @@ void check_used(const TrainSettings& s, const Assignments& given) {
   const bool synthetic = s.dataset == "synthetic", adamw = s.optimizer == "adamw";
   static const std::set<std::string> kFull{"none", "ddp", "no_shard", "zero1", "zero2"};
   const bool gathers = !kFull.contains(s.shard);
+  static const std::set<std::string> kHalf{"fp16", "f16", "float16"};
+  const bool half = kHalf.contains(s.param_dtype.empty() ? s.precision : s.param_dtype) ||
+                    kHalf.contains(s.reduce_dtype.empty() ? s.precision : s.reduce_dtype);
+  const bool scaled = half && s.loss_scale == "auto";
   const struct {
     const char* key;
     bool used;
@@ -338,6 +361,10 @@ void check_used(const TrainSettings& s, const Assignments& given) {
       {"schedule.min_lr", s.schedule != "constant", "a schedule that decays"},
       {"sharding.reduce_every", s.micro_batch > 0, "--micro-batch"},
       {"sharding.prefetch", gathers, "a policy that shards parameters (grad_op, zero3, hybrid)"},
+      {"precision.loss_scale", half, "--precision fp16"},
+      {"precision.loss_scale_window", scaled, "--precision fp16 and --loss-scale auto"},
+      {"precision.loss_scale_hysteresis", scaled, "--precision fp16 and --loss-scale auto"},
+      {"precision.min_loss_scale", scaled, "--precision fp16 and --loss-scale auto"},
       {"schedule.warmup_epochs", s.warmup_steps < 0, "no --warmup-steps beside it"},
   };
   for (const auto& [key, value] : given) {
@@ -373,6 +400,12 @@ std::string settings_to_toml(const TrainSettings& settings) {
 void check_range(const char* flag, std::int64_t value, std::int64_t low, std::int64_t high) {
   SHERD_CHECK(value >= low && value <= high, "{}: expected {} to {}, got {}", flag, low, high,
               value);
+}
+
+double number_from_text(const std::string& text, const std::string& source) {
+  double value = 0.0;
+  SHERD_CHECK(parse_number(text, &value), "{}: expected a number, got '{}'", source, text);
+  return value;
 }
 
 std::size_t parse_bytes(const std::string& text, const std::string& source) {

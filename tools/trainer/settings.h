@@ -44,9 +44,15 @@ struct TrainSettings {
   // [sharding]
   std::int64_t ranks = 1, prefetch = 1, persist_below = 0;
   std::string shard = "auto", mesh, unit = "block", reshard_after_forward, reduce_every = "step";
+  // [precision]
+  std::string precision = "fp32", param_dtype, reduce_dtype, output_dtype, loss_scale = "auto";
+  std::int64_t loss_scale_window = 1000, loss_scale_hysteresis = 1;
+  double min_loss_scale = 1.0;
+  // [memory]
+  std::string memory_limit, recompute = "none";
   // [run]
   std::int64_t epochs = 10, max_steps = 0, batch_size = 128, micro_batch = 0;
-  std::string device = "cpu", dtype = "f32", memory_limit;
+  std::string device = "cpu";
   std::int64_t threads = 0, seed = 0;
   std::string out, trace;
   std::int64_t log_every = 50, eval_every = 1;
@@ -88,6 +94,7 @@ SHERD_API std::string settings_to_toml(const TrainSettings& settings);
 // Throws, naming the flag, unless low <= value <= high.
 SHERD_API void check_range(const char* flag, std::int64_t value, std::int64_t low,
                            std::int64_t high);
+SHERD_API double number_from_text(const std::string& text, const std::string& source);
 // "6GiB", "512MiB", "1000000" → bytes; empty → 0.
 SHERD_API std::size_t parse_bytes(const std::string& text, const std::string& source);
 

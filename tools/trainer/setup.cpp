@@ -29,14 +29,46 @@ std::unique_ptr<Optimizer> make_optimizer(const TrainSettings& s) {
 }
 
 StepSettings step_settings(const TrainSettings& settings, const LrSchedule& schedule) {
-  return {schedule, settings.clip_grad_norm, settings.label_smoothing, settings.micro_batch};
+  StepSettings step{
+      schedule, settings.clip_grad_norm, settings.label_smoothing, settings.micro_batch, {}};
+  if (scales_loss(settings)) {
+    LossScaleSettings scale;
+    scale.dynamic = settings.loss_scale == "auto";
+    if (!scale.dynamic) {
+      scale.initial = number_from_text(settings.loss_scale, "--loss-scale");
+      scale.minimum = scale.initial;
+    } else {
+      scale.minimum = settings.min_loss_scale;
+    }
+    scale.growth_window = settings.loss_scale_window;
+    scale.hysteresis = settings.loss_scale_hysteresis;
+    step.loss_scale = scale;
+  }
+  return step;
 }
 
-DType training_dtype(const TrainSettings& settings) {
-  const DType dtype = dtype_from_name(settings.dtype);
-  SHERD_CHECK(dtype == DType::f32 || dtype == DType::f64,
-              "--dtype {}: training computes in f32 or f64", settings.dtype);
-  return dtype;
+bool scales_loss(const TrainSettings& settings) {
+  const Precision precision = training_precision(settings);
+  return precision.parameters == DType::f16 || precision.reduce == DType::f16;
+}
+
+Precision training_precision(const TrainSettings& settings) {
+  const DType type = dtype_from_name(settings.precision);
+  SHERD_CHECK(is_floating(type), "--precision {}: expected fp32, bf16, fp16 or fp64",
+              settings.precision);
+  Precision precision;
+  if (type == DType::f64) precision = DType::f64;
+  precision.parameters = precision.reduce = type;
+  const auto choose = [](const char* flag, const std::string& name, DType& target) {
+    if (name.empty()) return;
+    target = dtype_from_name(name);
+    SHERD_CHECK(is_floating(target), "{} {}: expected fp32, bf16 or fp16", flag, name);
+  };
+  choose("--param-dtype", settings.param_dtype, precision.parameters);
+  choose("--reduce-dtype", settings.reduce_dtype, precision.reduce);
+  choose("--output-dtype", settings.output_dtype, precision.output);
+  validate(precision);
+  return precision;
 }
 
 void make_weights(const TrainSettings& settings, const Module& model, ShardingEngine& engine) {
@@ -45,7 +77,7 @@ void make_weights(const TrainSettings& settings, const Module& model, ShardingEn
     return;
   }
   const WeightsFile file(settings.weights, model);
-  engine.visit_shards([&](const Parameter& parameter, std::int64_t first, const Tensor& elements) {
+  engine.fill_shards([&](const Parameter& parameter, std::int64_t first, const Tensor& elements) {
     file.read(parameter, first, elements);
   });
 }
@@ -54,12 +86,11 @@ std::map<std::string, std::string> weights_metadata() {
   return {{"format", "pt"}, {"producer", "sherd " + version()}};
 }
 
-void save_sharded(const Module& model, ShardingEngine& engine, const std::string& path) {
-  Communicator& world = engine.groups().world;
+std::string write_weights(const Module& model, ShardingEngine& engine, const std::string& path) {
   std::unique_ptr<SafetensorsWriter> writer;
   std::string failure;
   const auto try_to = [&](const std::function<void()>& work) {
-    if (world.rank() != 0 || !failure.empty()) return;
+    if (engine.groups().world.rank() != 0 || !failure.empty()) return;
     try {
       work();
     } catch (const std::exception& error) {
@@ -69,20 +100,23 @@ void save_sharded(const Module& model, ShardingEngine& engine, const std::string
   try_to([&] {
     std::vector<SafetensorsWriter::Item> items;
     for (const Parameter* parameter : model.parameters()) {
-      items.push_back({parameter->name(), parameter->data().dtype(), parameter->shape()});
+      items.push_back({parameter->name(), engine.precision().master, parameter->shape()});
     }
     writer = std::make_unique<SafetensorsWriter>(path, items, weights_metadata());
   });
-  engine.visit_parameters([&](Parameter& parameter) {
+  engine.visit_parameters([&](const Parameter& parameter, const Tensor& weights) {
     try_to([&] {
-      const Tensor& data = parameter.data();
       writer->write(parameter.name(),
-                    {static_cast<const std::uint8_t*>(data.raw_data()),
-                     static_cast<std::size_t>(data.numel()) * size_of(data.dtype())});
+                    {static_cast<const std::uint8_t*>(weights.raw_data()),
+                     static_cast<std::size_t>(weights.numel()) * size_of(weights.dtype())});
     });
   });
   try_to([&] { writer->commit(); });
-  agree_on_errors(world, failure);
+  return failure;
+}
+
+void save_sharded(const Module& model, ShardingEngine& engine, const std::string& path) {
+  agree_on_errors(engine.groups().world, write_weights(model, engine, path));
 }
 
 std::string version() {

@@ -18,15 +18,20 @@ SHERD_API void check_batch(const TrainSettings& settings, int ranks);
 // The optimizer of the settings.
 SHERD_API std::unique_ptr<Optimizer> make_optimizer(const TrainSettings& settings);
 SHERD_API StepSettings step_settings(const TrainSettings& settings, const LrSchedule& schedule);
-// f32 or f64; throws for another.
-SHERD_API DType training_dtype(const TrainSettings& settings);
+// Of [precision]; throws for what does not fit together.
+SHERD_API Precision training_precision(const TrainSettings& settings);
+// Whether something is computed or sent in fp16.
+SHERD_API bool scales_loss(const TrainSettings& settings);
 // Fills the elements this rank keeps: from settings.weights, or by the initialisers.
 SHERD_API void make_weights(const TrainSettings& settings, const Module& model,
                             ShardingEngine& engine);
 // Of every file of weights that a run writes.
 SHERD_API std::map<std::string, std::string> weights_metadata();
-// Writes all parameters to one file, through rank 0. All ranks together; where rank 0 cannot write,
-// all throw an AgreedError.
+// Writes all weights to one file, through rank 0; there returns what went wrong. All ranks
+// together, or, where engine.holds_whole_model(), rank 0 alone.
+SHERD_API std::string write_weights(const Module& model, ShardingEngine& engine,
+                                    const std::string& path);
+// The same; where rank 0 cannot write, all throw an AgreedError.
 SHERD_API void save_sharded(const Module& model, ShardingEngine& engine, const std::string& path);
 
 // "0.1.0, g++ 12.2, oneDNN" and such: what a log should say of the program.

@@ -52,7 +52,7 @@ class Run {
         model_(model_settings(settings, data_.train->channels(), data_.train->height(),
                               data_.train->width(), data_.train->classes())),
         context_(options_of_context()),
-        engine_(model_, context_, world, training_dtype(settings),
+        engine_(model_, context_, world, training_precision(settings),
                 sharding_options(settings, world.size())),
         optimizer_(make_optimizer(settings)) {}
 
@@ -130,7 +130,7 @@ class Run {
             ? settings_.micro_batch
             : std::max<std::int64_t>(1, rank_slice(largest, world_.rank(), world_.size()).size);
     inputs_ = std::make_unique<InputBuffers>(context_, *data_.train, capacity,
-                                             dtype_from_name(settings_.dtype));
+                                             engine_.precision().master);
   }
 
   std::string in_out(const char* name) const {
@@ -201,8 +201,7 @@ class Run {
   void check_space() const {
     std::int64_t bytes = 1 << 20;
     for (const Parameter* parameter : model_.parameters()) {
-      bytes +=
-          parameter->numel() * static_cast<std::int64_t>(size_of(dtype_from_name(settings_.dtype)));
+      bytes += parameter->numel() * static_cast<std::int64_t>(size_of(engine_.precision().master));
     }
     std::error_code error;
     const std::filesystem::space_info space = std::filesystem::space(info_.out, error);
@@ -254,7 +253,8 @@ class Run {
     if (log_) log_->error(step_->steps_done(), reason);
     if (engine_.holds_whole_model()) {
       fail("{}{}", reason, rescue([&](const std::string& path) {
-             save_weights(model_, path, weights_metadata());
+             const std::string failure = write_weights(model_, engine_, path);
+             if (!failure.empty()) fail("{}", failure);
            }));
     }
     fail("{} (the weights of {} steps are lost, they were spread over ranks that have stopped)",
@@ -461,7 +461,7 @@ TrainOutcome train(const TrainSettings& settings, TrainObserver& observer) {
   const int ranks = planned_ranks(settings);
   sharding_options(settings, ranks);
   check_batch(settings, ranks);
-  training_dtype(settings);
+  training_precision(settings);
   // Threads share the images; processes read their own.
   std::optional<DataSource> shared;
   if (!under_launcher()) shared = open_data(settings);

@@ -3,6 +3,7 @@
 
 #include <sherd/autograd/operations.h>
 #include <sherd/autograd/tape.h>
+#include <sherd/kernels/elementwise.h>
 #include <sherd/kernels/reduce.h>
 #include <sherd/tools/trainer/ranks.h>
 
@@ -25,6 +26,7 @@ TrainingStep::TrainingStep(Context& context, Module& model, ShardingEngine& engi
               "--label-smoothing: must be from 0 to 1, got {}", settings.label_smoothing);
   SHERD_CHECK(settings.micro_batch >= 0, "--micro-batch: must not be negative, got {}",
               settings.micro_batch);
+  if (settings.loss_scale) scaler_.emplace(*settings.loss_scale);
   optimizer_.prepare(engine_.spans());
 }
 
@@ -40,7 +42,8 @@ double TrainingStep::forward_backward(const InputBuffers& inputs, std::int64_t s
     loss = cross_entropy(logits, {inputs.labels(), {}, settings_.label_smoothing}, samples);
     if (weightless) loss = scale(loss, 0.0);
   }
-  tape.backward(loss);
+  const double scale = scaler_ ? scaler_->scale() : 1.0;
+  tape.backward(loss, full(context_, loss.shape(), loss.tensor().dtype(), scale));
   return context_.is_meta() ? 0.0 : loss.tensor().item();
 }
 
@@ -72,17 +75,32 @@ StepResult TrainingStep::run_staged(InputBuffers& inputs, std::int64_t samples,
     const TraceScope norm_trace(context_.trace(), "gradient_norm", "optimizer");
     const GlobalStep all = engine_.finish_backward(loss);
     result.loss = all.loss;
-    result.grad_norm = all.grad_norm;
+    result.loss_scale = scaler_ ? scaler_->scale() : 1.0;
+    result.grad_norm = all.grad_norm / result.loss_scale;
   }
+  if (skip_overflow(result)) return result;
   check_finite(result, inputs);
   {
     const TraceScope update_trace(context_.trace(), "optimizer", "optimizer");
     optimizer_.step(engine_.spans(), result.lr,
-                    clip_factor(result.grad_norm, settings_.clip_grad_norm));
+                    clip_factor(result.grad_norm, settings_.clip_grad_norm) / result.loss_scale);
   }
   engine_.finish_step();
+  if (scaler_) scaler_->good_step();
   ++steps_;
   return result;
+}
+
+// The norm and the loss are those of all ranks, so all decide alike. A skipped step counts: its
+// batch is used up and the schedule goes on, but the optimizer has not seen it.
+bool TrainingStep::skip_overflow(StepResult& result) {
+  const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
+  if (!scaler_ || finite || scaler_->exhausted()) return false;
+  scaler_->overflow();
+  engine_.abandon_step();
+  result.skipped = true;
+  ++steps_;
+  return true;
 }
 
 StepResult TrainingStep::run(InputBuffers& inputs, const Batch& batch) {
@@ -114,10 +132,12 @@ void TrainingStep::check_finite(const StepResult& result, const InputBuffers& in
   if (where.empty()) where = first_non_finite_gradient();
   const auto message = [&](const std::string& place) {
     return fmt::format(
-        "step {}: the {} is not finite (loss {}, gradient norm {}); first seen in {}. The step was "
-        "not taken; try a lower learning rate, a longer warm-up or clipping",
+        "step {}: the {} is not finite (loss {}, gradient norm {}{}); first seen in {}. The step "
+        "was not taken; try a lower learning rate, a longer warm-up or clipping{}",
         result.step, std::isfinite(result.loss) ? "gradient" : "loss", result.loss,
-        result.grad_norm, place);
+        result.grad_norm,
+        scaler_ ? fmt::format(", loss scale {}, which cannot be lowered", result.loss_scale) : "",
+        place, scaler_ ? ", or --precision bf16" : "");
   };
   Communicator& world = engine_.groups().world;
   agree_on_errors(world, where.empty() ? "" : message(where));

@@ -5,11 +5,13 @@
 
 #include <sherd/comm/sharding/engine.h>
 #include <sherd/models/module.h>
+#include <sherd/optim/loss_scaler.h>
 #include <sherd/optim/optimizer.h>
 #include <sherd/optim/schedule.h>
 #include <sherd/tools/trainer/data_source.h>
 
 #include <functional>
+#include <optional>
 
 namespace sherd {
 
@@ -20,14 +22,17 @@ struct StepSettings {
   // Samples of one rank's forward pass; 0: its whole part of the batch. All ranks make as many
   // passes as the one with the most samples; one that has none left takes part with weight zero.
   std::int64_t micro_batch = 0;
+  std::optional<LossScaleSettings> loss_scale;  // for fp16
 };
 
 struct StepResult {
   std::int64_t step = 0;  // from 0
   std::int64_t samples = 0;
   double lr = 0.0;
-  double loss = 0.0;       // mean over the batch of all ranks
-  double grad_norm = 0.0;  // before clipping
+  double loss = 0.0;        // mean over the batch of all ranks
+  double grad_norm = 0.0;   // before clipping
+  double loss_scale = 1.0;  // of this step
+  bool skipped = false;     // the scaled gradient overflowed, on some rank: nothing was updated
 };
 
 class SHERD_API TrainingStep {
@@ -39,7 +44,7 @@ class SHERD_API TrainingStep {
   // Trains on the global batch of which `batch` is this rank's part, staging it through `inputs`
   // one micro-batch at a time. Throws an AgreedError when the loss or a gradient is not finite,
   // naming the step and the first layer or parameter where that shows; the weights are then still
-  // those before the step.
+  // those before the step. With a loss scale that can still be lowered such a step is skipped.
   StepResult run(InputBuffers& inputs, const Batch& batch);
   // The same on a global batch of this size whose values are whatever the buffers hold: for meta
   // and for timing.
@@ -52,6 +57,7 @@ class SHERD_API TrainingStep {
   using Stage = std::function<void(std::int64_t begin, std::int64_t count)>;
   StepResult run_staged(InputBuffers& inputs, std::int64_t samples, const Stage& stage);
   double forward_backward(const InputBuffers& inputs, std::int64_t samples, bool weightless);
+  bool skip_overflow(StepResult& result);
   void check_finite(const StepResult& result, const InputBuffers& inputs);
   std::string first_non_finite_gradient() const;
 
@@ -60,6 +66,7 @@ class SHERD_API TrainingStep {
   ShardingEngine& engine_;
   Optimizer& optimizer_;
   StepSettings settings_;
+  std::optional<LossScaler> scaler_;
   std::int64_t steps_ = 0;
 };
 
