@@ -24,7 +24,10 @@ struct LinearNode final : Node {
   const char* name() const override { return "linear"; }
   void backward(Gradients& g) override {
     if (g.wants(2)) g.set(2, linear_backward_bias(g.output()));
-    if (g.wants(1)) g.set(1, linear_backward_weight(g.output(), input.get(), g.place(1)));
+    if (g.wants(1)) {
+      g.set(1, linear_backward_weight(g.output(), input.get(), g.place(1))
+                   .reshape(weight.get().shape()));
+    }
     if (g.wants(0)) g.set(0, linear_backward_input(g.output(), weight.get()));
   }
 };

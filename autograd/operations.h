@@ -19,7 +19,8 @@ SHERD_API Variable reshape(const Variable& x, const Shape& shape);
 SHERD_API Variable permute(const Variable& x, std::initializer_list<int> order);
 
 SHERD_API Variable matmul(const Variable& a, const Variable& b);  // [m, k] [k, n]
-// input [..., K], weight [N, K], bias [N] or an empty Variable → [..., N]
+// input [..., K], weight [N, K] or [N, ...] with K elements in its other dimensions (a
+// convolution's kernel), bias [N] or an empty Variable → [..., N]
 SHERD_API Variable linear(const Variable& input, const Variable& weight, const Variable& bias);
 SHERD_API Variable activate(const Variable& input, Activation activation);
 // activate(linear(...)), for evaluation: in one product where there is no tape. The library's

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/autograd/parameter.h>
 #include <sherd/autograd/tape.h>
+#include <sherd/kernels/dispatch.h>
 #include <sherd/kernels/elementwise.h>
 #include <sherd/kernels/random.h>
 
@@ -18,14 +19,19 @@ void Parameter::materialize(Context& context, DType dtype) {
 }
 
 void Parameter::accumulate_grad(const Tensor& grad) {
-  SHERD_CHECK(grad.shape() == shape_, "parameter {}: its gradient is {}, expected shape {}", name_,
-              grad.describe(), shape_.to_string());
+  const DType dtype = compute_dtype(data_.dtype());
+  const auto check = [&](const char* what, const Tensor& x) {
+    SHERD_CHECK(x.shape() == shape_ && x.dtype() == dtype, "parameter {}: {} is {}, expected {} {}",
+                name_, what, x.describe(), name_of(dtype), shape_.to_string());
+  };
+  check("its gradient", grad);
   if (grad_.defined()) {
     add_inplace(grad_, grad);
     return;
   }
   if (grad_place_) {
     const Tensor place = grad_place_();
+    check("the place for its gradient", place);
     const bool there = place.shared_storage() == grad.shared_storage();
     if (!there) copy(place, grad);
     grad_ = place;

@@ -50,14 +50,16 @@ class SHERD_API Parameter {
   // Allocates the data and fills it by the initialiser.
   void materialize(Context& context, DType dtype);
 
-  const Tensor& grad() const { return grad_; }  // undefined until a backward has reached it
+  // Undefined until a backward has reached it. Of fp32 whether the data is fp32, bf16 or fp16: sums
+  // over a batch and over batches lose small terms in 16 bits. fp64 for fp64.
+  const Tensor& grad() const { return grad_; }
   void clear_grad() { grad_ = {}; }
   // Adds to the gradient. The first contribution becomes the gradient itself, or is copied to the
-  // place that was set.
+  // place that was set. grad is of the type that grad() has.
   void accumulate_grad(const Tensor& grad);
 
-  // Where the gradient shall lie, such as a view of a flat buffer; asked for when the first
-  // contribution arrives. An operation may write its contribution there at once.
+  // Where the gradient shall lie, such as a view of a flat buffer of grad()'s type; asked for when
+  // the first contribution arrives. An operation may write its contribution there at once.
   using GradPlace = std::function<Tensor()>;
   void set_grad_place(GradPlace place) { grad_place_ = std::move(place); }
   Tensor grad_place() const { return grad_place_ && !grad_.defined() ? grad_place_() : Tensor(); }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/autograd/tape.h>
+#include <sherd/kernels/dispatch.h>
 #include <sherd/kernels/elementwise.h>
 
 namespace sherd {
@@ -47,7 +48,10 @@ Tensor Gradients::place(int input) const {
 Tensor Gradients::accumulated(int input) const {
   const int slot = inputs_[static_cast<std::size_t>(input)];
   if (slot < 0) return {};
-  const Tensor& sum = tape_.slots_[static_cast<std::size_t>(slot)].gradient;
+  const Tape::Slot& target = tape_.slots_[static_cast<std::size_t>(slot)];
+  // A kernel adds in the value's type, which a parameter's gradient need not have.
+  if (target.parameter != nullptr && target.parameter->data().dtype() != target.dtype) return {};
+  const Tensor& sum = target.gradient;
   // Others may hold the same storage (an addition hands one gradient to both inputs).
   return sum.is_sole_owner() ? sum : Tensor();
 }
@@ -83,6 +87,7 @@ Variable Tape::parameter(Parameter& parameter) {
   if (found != parameters_.end()) return {data, id_, found->second};
   const Variable variable(data, id_, new_slot(data, false));
   slots_.back().parameter = &parameter;
+  slots_.back().dtype = compute_dtype(data.dtype());
   records_.push_back({std::make_unique<ParameterNode>(parameter), {}, {}, {}, variable.slot_, 1});
   parameters_.emplace(&parameter, variable.slot_);
   return variable;
@@ -133,9 +138,10 @@ void Tape::on_backward(std::string label, std::function<void()> hook) {
 
 void Tape::accumulate(int index, Tensor gradient) {
   Slot& slot = slots_[static_cast<std::size_t>(index)];
-  SHERD_INTERNAL_CHECK(gradient.shape() == slot.shape && gradient.dtype() == slot.dtype,
-                       "a gradient is {}, its value is {} {}", gradient.describe(),
-                       name_of(slot.dtype), slot.shape.to_string());
+  SHERD_INTERNAL_CHECK(gradient.shape() == slot.shape && is_floating(gradient.dtype()),
+                       "a gradient is {}, expected {} {}", gradient.describe(), name_of(slot.dtype),
+                       slot.shape.to_string());
+  if (gradient.dtype() != slot.dtype) gradient = cast(gradient, slot.dtype);
   if (!slot.gradient.defined()) {
     slot.gradient = std::move(gradient);
   } else if (slot.gradient.is_sole_owner()) {

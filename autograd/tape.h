@@ -47,7 +47,8 @@ class SHERD_API Gradients {
   const Tensor& output(int i = 0) const { return outputs_[static_cast<std::size_t>(i)]; }
   bool wants(int input) const;
   // Hands over the gradient of an input (ignored when not wanted); contributions of several uses
-  // add.
+  // add. A gradient is kept in its value's type, that of a parameter in fp32 (fp64 for fp64); one
+  // that comes in another floating type is cast.
   void set(int input, Tensor gradient);
   // Where the first contribution to this input should be written, to spare a copy: its parameter's
   // grad_place(). Undefined for anything else; the kernel makes a new tensor then.
@@ -115,7 +116,7 @@ class SHERD_API Tape {
   struct Slot {
     Tensor gradient;
     Shape shape;
-    DType dtype;
+    DType dtype;  // of the gradient, see Gradients::set
     bool keep = false;
     const Parameter* parameter = nullptr;  // of a parameter's slot
   };

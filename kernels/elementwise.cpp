@@ -16,6 +16,24 @@ void check_row_scale(const char* operation, const Tensor& x, const Tensor& row_s
               "{}: {} does not fit {}", operation, row_scale.describe(), x.describe());
 }
 
+// Both contiguous, of any floating types; x may hold u8.
+void convert(const char* operation, const Tensor& x, const Tensor& out) {
+  Context& context = x.context();
+  if (context.is_meta()) return;
+  dispatch_floating(out.dtype(), operation, [&](auto to_zero) {
+    using To = decltype(to_zero);
+    if (x.dtype() == DType::u8) {
+      cpu::cast<std::uint8_t, To>(context.threads(), x.numel(), x.data<std::uint8_t>(),
+                                  out.data<To>());
+      return;
+    }
+    dispatch_floating(x.dtype(), operation, [&](auto from_zero) {
+      using From = decltype(from_zero);
+      cpu::cast<From, To>(context.threads(), x.numel(), x.data<From>(), out.data<To>());
+    });
+  });
+}
+
 }  // namespace
 
 void fill(const Tensor& out, double value) {
@@ -77,29 +95,20 @@ Tensor scale(const Tensor& x, double factor) {
 
 Tensor cast(const Tensor& x, DType dtype, MemoryCategory category) {
   const Tensor from = contiguous(x);
-  Context& context = from.context();
-  const Tensor out = Tensor::empty(context, from.shape(), dtype, category);
-  if (context.is_meta()) return out;
-  dispatch_floating(dtype, "cast", [&](auto to_zero) {
-    using To = decltype(to_zero);
-    if (from.dtype() == DType::u8) {
-      cpu::cast<std::uint8_t, To>(context.threads(), from.numel(), from.data<std::uint8_t>(),
-                                  out.data<To>());
-      return;
-    }
-    dispatch_floating(from.dtype(), "cast", [&](auto from_zero) {
-      using From = decltype(from_zero);
-      cpu::cast<From, To>(context.threads(), from.numel(), from.data<From>(), out.data<To>());
-    });
-  });
+  const Tensor out = Tensor::empty(from.context(), from.shape(), dtype, category);
+  convert("cast", from, out);
   return out;
 }
 
 void copy(const Tensor& out, const Tensor& x) {
-  check_same("copy", out, x);
+  SHERD_CHECK(out.shape() == x.shape() && (out.dtype() == x.dtype() ||
+                                           (is_floating(out.dtype()) && is_floating(x.dtype()))),
+              "copy: expected one shape, and one type or floating ones, got {} and {}",
+              out.describe(), x.describe());
   SHERD_CHECK(out.is_contiguous(), "copy: {} is not contiguous", out.describe());
   out.storage().mark_modified();
   Context& context = x.context();
+  if (out.dtype() != x.dtype()) return convert("copy", contiguous(x), out);
   if (context.is_meta() || x.numel() == 0) return;
   cpu::StridedView view;
   view.rank = x.rank();

@@ -17,7 +17,8 @@ SHERD_API Tensor cast(const Tensor& x, DType dtype,
                       MemoryCategory category = MemoryCategory::activations);
 // The tensor itself if it is contiguous, else a contiguous copy.
 SHERD_API Tensor contiguous(const Tensor& x);
-// out := x, in place; out is contiguous, x may be strided.
+// out := x, in place; out is contiguous, x may be strided. Floating types may differ: each element
+// is then rounded once.
 SHERD_API void copy(const Tensor& out, const Tensor& x);
 // A contiguous copy with bytes of its own.
 SHERD_API Tensor clone(const Tensor& x, MemoryCategory category = MemoryCategory::activations);

@@ -90,10 +90,6 @@ LayerNormGradients layer_norm_backward(const Tensor& grad_output, const Tensor& 
     }
     cpu::layer_norm_backward<T>(context.threads(), p);
   });
-  if (want_weight && weight.dtype() != statistics) {
-    grads.weight = cast(grads.weight, weight.dtype());
-    grads.bias = cast(grads.bias, weight.dtype());
-  }
   return grads;
 }
 

@@ -18,7 +18,8 @@ SHERD_API LayerNormOutput layer_norm_forward(const Tensor& input, const Tensor& 
                                              const Tensor& bias, double eps);
 
 struct LayerNormGradients {
-  Tensor input, weight, bias;  // undefined where not wanted
+  Tensor input;         // undefined where not wanted
+  Tensor weight, bias;  // of fp32 (fp64 for fp64); undefined where not wanted
 };
 
 // `accumulated`: when defined, the gradient of the input is added to it (+=) and it is what

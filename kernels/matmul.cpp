@@ -27,13 +27,21 @@ Shape with_last(const Shape& shape, std::int64_t last) {
   return Shape(std::span<const std::int64_t>(dims.data(), static_cast<std::size_t>(shape.rank())));
 }
 
-// a, b, bias and the result are contiguous and of one type the backend supports. The result goes to
-// `place` where one is given.
+// A weight [N, ...] as [N, K].
+Tensor as_weight_matrix(const Tensor& weight) {
+  SHERD_CHECK(weight.rank() >= 2, "linear: a weight is [out, in], got {}", weight.describe());
+  std::int64_t in = 1;
+  for (int i = 1; i < weight.rank(); ++i) in *= weight.dim(i);
+  return contiguous(weight).reshape({weight.dim(0), in});
+}
+
+// a, b, bias and the result are contiguous; the operands are of one type the backend supports. The
+// result goes to `place` where one is given.
 Tensor multiply(const cpu::Product& product, const Tensor& a, const Tensor& b, const Tensor& bias,
                 const Tensor& place) {
   Context& context = a.context();
   const Tensor out =
-      place.defined() ? place : Tensor::empty(context, {product.m, product.n}, product.dtype);
+      place.defined() ? place : Tensor::empty(context, {product.m, product.n}, product.out_dtype);
   if (place.defined()) out.storage().mark_modified();
   if (out.numel() == 0) return out;
   if (product.k == 0) {  // a sum of nothing
@@ -54,33 +62,27 @@ Tensor multiply(const cpu::Product& product, const Tensor& a, const Tensor& b, c
   return out;
 }
 
-Tensor run(cpu::Product product, const Tensor& a, const Tensor& b, const Tensor& bias,
-           const Tensor& place = {}) {
+// The result is of `out_dtype`: the operands' type, or their compute type.
+Tensor run(cpu::Product product, DType out_dtype, const Tensor& a, const Tensor& b,
+           const Tensor& bias, const Tensor& place = {}) {
   SHERD_CHECK(a.dtype() == b.dtype(), "matmul: operands of different types, {} and {}",
               a.describe(), b.describe());
-  product.dtype = a.dtype();
   SHERD_CHECK(!place.defined() || (place.shape() == Shape{product.m, product.n} &&
-                                   place.dtype() == a.dtype() && place.is_contiguous()),
+                                   place.dtype() == out_dtype && place.is_contiguous()),
               "matmul: the place for the result is a {}, expected contiguous {} [{}, {}]",
-              place.describe(), name_of(a.dtype()), product.m, product.n);
+              place.describe(), name_of(out_dtype), product.m, product.n);
+  product.dtype = a.dtype();
+  product.out_dtype = out_dtype;
   if (cpu::product_supports(a.context(), a.dtype())) return multiply(product, a, b, bias, place);
-  product.dtype = DType::f32;
+  product.dtype = product.out_dtype = DType::f32;
   const auto widened = [](const Tensor& x) {
     return x.defined() ? cast(x, DType::f32, MemoryCategory::workspace) : x;
   };
-  const Tensor narrow =
-      cast(multiply(product, widened(a), widened(b), widened(bias), {}), a.dtype());
-  if (!place.defined()) return narrow;
-  copy(place, narrow);
-  return place;
+  const Tensor wide = multiply(product, widened(a), widened(b), widened(bias), place);
+  return out_dtype == DType::f32 ? wide : cast(wide, out_dtype);
 }
 
-}  // namespace
-
-namespace {
-
-Tensor checked_matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose_b,
-                      const Tensor& place) {
+cpu::Product plain_product(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose_b) {
   SHERD_CHECK(a.rank() == 2 && b.rank() == 2, "matmul: expected two matrices, got {} and {}",
               a.describe(), b.describe());
   cpu::Product product;
@@ -92,18 +94,20 @@ Tensor checked_matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool t
   SHERD_CHECK(b.dim(transpose_b ? 1 : 0) == product.k,
               "matmul: inner dimensions differ: {}{} by {}{}", a.describe(),
               transpose_a ? " transposed" : "", b.describe(), transpose_b ? " transposed" : "");
-  return run(product, contiguous(a), contiguous(b), {}, place);
+  return product;
 }
 
 }  // namespace
 
 Tensor matmul(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose_b) {
-  return checked_matmul(a, b, transpose_a, transpose_b, {});
+  return run(plain_product(a, b, transpose_a, transpose_b), a.dtype(), contiguous(a), contiguous(b),
+             {});
 }
 
 Tensor linear_forward(const Tensor& input, const Tensor& weight, const Tensor& bias,
                       Activation activation) {
-  SHERD_CHECK(weight.rank() == 2 && input.rank() >= 1 && input.dim(-1) == weight.dim(1),
+  const Tensor matrix = as_weight_matrix(weight);
+  SHERD_CHECK(input.rank() >= 1 && input.dim(-1) == matrix.dim(1),
               "linear: input {} does not fit weight {} (out, in)", input.describe(),
               weight.describe());
   SHERD_CHECK(
@@ -113,21 +117,28 @@ Tensor linear_forward(const Tensor& input, const Tensor& weight, const Tensor& b
   cpu::Product product;
   product.m = rows.dim(0);
   product.n = weight.dim(0);
-  product.k = weight.dim(1);
+  product.k = matrix.dim(1);
   product.transpose_b = true;
   product.bias = bias.defined();
   product.activation = activation;
-  return run(product, rows, contiguous(weight), bias.defined() ? contiguous(bias) : bias)
+  return run(product, rows.dtype(), rows, matrix, bias.defined() ? contiguous(bias) : bias)
       .reshape(with_last(input.shape(), weight.dim(0)));
 }
 
 Tensor linear_backward_input(const Tensor& grad_output, const Tensor& weight) {
   const Tensor rows = as_matrix(grad_output);
-  return matmul(rows, weight).reshape(with_last(grad_output.shape(), weight.dim(1)));
+  const Tensor matrix = as_weight_matrix(weight);
+  return matmul(rows, matrix).reshape(with_last(grad_output.shape(), matrix.dim(1)));
 }
 
 Tensor linear_backward_weight(const Tensor& grad_output, const Tensor& input, const Tensor& out) {
-  return checked_matmul(as_matrix(grad_output), as_matrix(input), true, false, out);
+  const Tensor grads = as_matrix(grad_output), rows = as_matrix(input);
+  const Tensor place = out.defined() ? as_weight_matrix(out) : out;
+  SHERD_CHECK(!out.defined() || out.is_contiguous(), "linear_backward_weight: {} is not contiguous",
+              out.describe());
+  const Tensor matrix = run(plain_product(grads, rows, true, false), compute_dtype(rows.dtype()),
+                            grads, rows, {}, place);
+  return out.defined() ? out : matrix;
 }
 
 Tensor linear_backward_bias(const Tensor& grad_output) {
@@ -143,7 +154,7 @@ Tensor linear_backward_bias(const Tensor& grad_output) {
                        out.data<cpu::acc_t<T>>(),
                        static_cast<cpu::acc_t<T>*>(workspace_data(scratch)));
   });
-  return out.dtype() == grad_output.dtype() ? out : cast(out, grad_output.dtype());
+  return out;
 }
 
 double measure_matmul_rate(Context& context, DType dtype, std::int64_t size, int repeats) {

@@ -117,10 +117,6 @@ TokenGradients assemble_tokens_backward(const Tensor& grad_output, bool has_clas
       cpu::assemble_tokens_backward<T>(context.threads(), p);
     });
   }
-  if (sums != g.dtype()) {
-    if (has_class_token) grads.class_token = cast(grads.class_token, g.dtype());
-    grads.position = cast(grads.position, g.dtype());
-  }
   return grads;
 }
 

@@ -23,7 +23,8 @@ SHERD_API Tensor unpatchify(const Tensor& patches, const Shape& images, const Pa
 SHERD_API Tensor assemble_tokens(const Tensor& patches, const Tensor& class_token,
                                  const Tensor& position);
 struct TokenGradients {
-  Tensor patches, class_token, position;
+  Tensor patches;
+  Tensor class_token, position;  // of fp32 (fp64 for fp64)
 };
 SHERD_API TokenGradients assemble_tokens_backward(const Tensor& grad_output, bool has_class_token);
 

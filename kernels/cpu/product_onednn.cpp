@@ -33,7 +33,8 @@ struct KeyHash {
          {p.m, p.n, p.k,
           (p.transpose_a ? 1 : 0) + (p.transpose_b ? 2 : 0) + (p.bias ? 4 : 0) +
               16 * static_cast<std::int64_t>(p.activation) +
-              256 * static_cast<std::int64_t>(p.dtype)}) {
+              256 * static_cast<std::int64_t>(p.dtype) +
+              4096 * static_cast<std::int64_t>(p.out_dtype)}) {
       hash = hash * 0x9E3779B97F4A7C15u + static_cast<std::size_t>(part) + (hash >> 29);
     }
     return hash;
@@ -87,7 +88,9 @@ class ProductCache {
   bool multiplies_bf16() {
     if (!bf16_) {
       try {
-        compile({16, 16, 16, false, false, false, Activation::none, DType::bf16});
+        for (const DType out : {DType::bf16, DType::f32}) {
+          compile({16, 16, 16, false, false, false, Activation::none, DType::bf16, out});
+        }
         bf16_ = true;
       } catch (const Error&) {
         bf16_ = false;
@@ -147,7 +150,7 @@ class ProductCache {
     };
     const memory::desc a({p.m, p.k}, type, tag(p.transpose_a));
     const memory::desc b({p.k, p.n}, type, tag(p.transpose_b));
-    const memory::desc out({p.m, p.n}, type, memory::format_tag::ab);
+    const memory::desc out({p.m, p.n}, onednn_type(p.out_dtype), memory::format_tag::ab);
     dnnl::primitive_attr attributes;
     attributes.set_scratchpad_mode(dnnl::scratchpad_mode::user);
     if (p.activation != Activation::none) {
@@ -196,7 +199,7 @@ Parts parts_of(const Context& context, const Product& p) {
   constexpr std::int64_t kFewElements = 1 << 16, kLongSum = 256;
   const int threads = context.threads();
   const bool long_sum = p.transpose_a && !p.transpose_b && !p.bias &&
-                        p.activation == Activation::none && p.dtype == DType::f32 &&
+                        p.activation == Activation::none && p.out_dtype == DType::f32 &&
                         p.m * p.n <= kFewElements && p.k >= kLongSum * threads;
   if (threads == 1 || !long_sum) return {};
   return {threads, (p.k + threads - 1) / threads};
@@ -228,11 +231,14 @@ void run_in_parts(Context& context, const Product& product, const Parts& parts,
   for (int i = 0; i < parts.count; ++i) {
     Compiled& compiled = cache.find_or_compile(part_of(product, parts, i), 1);
     cache.prepare(compiled, static_cast<std::size_t>(parts.count));
-    const std::int64_t first_row = i * parts.rows;
+    const auto first_row = static_cast<std::size_t>(i * parts.rows);
+    const auto row_of = [&](const void* matrix, std::int64_t cols) {
+      return static_cast<const std::byte*>(matrix) +
+             first_row * static_cast<std::size_t>(cols) * size_of(product.dtype);
+    };
     work.push_back(
         {&compiled,
-         {static_cast<const float*>(operands.a) + first_row * product.m,
-          static_cast<const float*>(operands.b) + first_row * product.n, nullptr,
+         {row_of(operands.a, product.m), row_of(operands.b, product.n), nullptr,
           i == 0 ? operands.out : sums + static_cast<std::size_t>(i - 1) * sum_bytes(product),
           scratch}});
     scratch += whole_lines(compiled.workspace_bytes);

@@ -24,9 +24,7 @@ PatchEmbed::PatchEmbed(std::int64_t channels, std::int64_t patch, std::int64_t d
 }
 
 Variable PatchEmbed::forward(const Variable& images) {
-  const Variable weight = weight_->variable();
-  const Variable matrix = reshape(weight, {weight.dim(0), weight.tensor().numel() / weight.dim(0)});
-  return linear(patchify(images, patch_), matrix, bias_->variable());
+  return linear(patchify(images, patch_), weight_->variable(), bias_->variable());
 }
 
 }  // namespace sherd
