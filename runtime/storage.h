@@ -58,6 +58,7 @@ class SHERD_API Storage {
   const std::string& owner() const { return owner_; }
 
  private:
+  friend class RefillScope;
   Storage(Context& context, std::size_t bytes, MemoryCategory category);
 
   Context* context_;
@@ -72,6 +73,20 @@ class SHERD_API Storage {
   std::uint64_t version_ = 0;
   std::vector<Event> pending_;
   std::string owner_;
+};
+
+// What is written to the storage meanwhile is what was there before it was released: no
+// modification.
+class SHERD_API RefillScope {
+ public:
+  explicit RefillScope(Storage& storage) : storage_(storage), version_(storage.version()) {}
+  ~RefillScope() { storage_.version_ = version_; }
+  RefillScope(const RefillScope&) = delete;
+  RefillScope& operator=(const RefillScope&) = delete;
+
+ private:
+  Storage& storage_;
+  std::uint64_t version_;
 };
 
 }  // namespace sherd

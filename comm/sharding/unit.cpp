@@ -131,6 +131,7 @@ bool ShardedUnit::unshard() {
   Tensor source = near ? secondary_ : master_;
   if (!near && precision_.mixed()) {
     source = piece(flat_);
+    const RefillScope refill(flat_.storage());
     copy(source, master_);
   }
   const std::int64_t count = source.numel();

@@ -107,6 +107,22 @@ TEST_CASE("passes: adding up on each rank, reduced at last, gives equal bits und
   }
 }
 
+TEST_CASE("passes: with mixed precision each rank adds up in fp32 and rounds once") {
+  for (const Precision& precision : mixed_precisions()) {
+    CAPTURE(describe(precision));
+    for (const auto& [work, units] : workloads()) {
+      RunOptions run;
+      run.steps = 2;
+      run.passes = 3;
+      run.precision = precision;
+      for (const bool each : {false, true}) {
+        run.sync_each_pass = each;
+        for (const int ranks : {1, 3}) check_bitwise(ranks, work, units, run);
+      }
+    }
+  }
+}
+
 TEST_CASE("passes: reducing after each gives equal bits under every policy that can") {
   for (const auto& [work, units] : workloads()) {
     for (const std::int64_t passes : {2, 3}) {
@@ -125,7 +141,7 @@ TEST_CASE("passes: several small ones are one large one") {
       CAPTURE(ranks);
       RunOptions run;
       run.steps = 4;
-      run.dtype = DType::f64;
+      run.precision = DType::f64;
       run.sharding.policy = P::none;
       run.sharding.units = units;
       const RunResult expected = train_ranks(ranks, work, run);
@@ -153,7 +169,7 @@ TEST_CASE("ranks: any number of them trains alike on one global batch") {
     for (const DType dtype : {DType::f64, DType::f32}) {
       CAPTURE(name_of(dtype));
       RunOptions run;
-      run.dtype = dtype;
+      run.precision = dtype;
       run.batch = 16;
       run.sharding.units = units;
       const RunResult expected = train_ranks(1, work, run);
@@ -174,7 +190,7 @@ TEST_CASE("ranks: any number of them trains alike on one global batch") {
 TEST_CASE("ranks: any mesh trains alike, also where sums are taken in another order") {
   for (const auto& [work, units] : workloads()) {
     RunOptions run;
-    run.dtype = DType::f64;
+    run.precision = DType::f64;
     run.steps = 5;
     run.sharding.units = units;
     const RunResult expected = train_ranks(1, work, run);
@@ -196,7 +212,7 @@ TEST_CASE("ranks: uneven shares, and ranks without a sample, change nothing") {
     for (const std::int64_t batch : {1, 2, 5, 11}) {
       CAPTURE(batch);
       RunOptions run;
-      run.dtype = DType::f64;
+      run.precision = DType::f64;
       run.batch = batch;
       run.steps = 3;
       run.sharding.units = units;

@@ -19,7 +19,7 @@ using doctest::Contains;
 RunResult train_plainly(const Workload& work, const RunOptions& run) {
   Context context({.threads = run.threads, .seed = 3});
   const std::unique_ptr<Module> model = work.model();
-  model->initialize(context, run.dtype);
+  model->initialize(context, run.precision.master);
   const std::vector<Parameter*> parameters = model->parameters();
   const auto optimizer = make_adamw({.weight_decay = 0.1});
   optimizer->prepare(parameter_spans(parameters));
@@ -27,7 +27,8 @@ RunResult train_plainly(const Workload& work, const RunOptions& run) {
   for (int step = 0; step < run.steps; ++step) {
     if (work.before_step) work.before_step(*model, step);
     context.set_random_position({static_cast<std::uint64_t>(step), 0});
-    const auto [images, labels] = make_batch(context, work, run.dtype, step, 0, run.batch);
+    const auto [images, labels] =
+        make_batch(context, work, run.precision.master, step, 0, run.batch);
     Tape tape(context);
     Variable loss;
     {
@@ -157,7 +158,7 @@ TEST_CASE("engine: one rank trains as a plain loop without an engine, bit for bi
       for (const P policy : kPolicies) {
         CAPTURE(name_of(policy));
         RunOptions run = run_of(policy, 1, odd);
-        run.dtype = dtype;
+        run.precision = dtype;
         run.steps = 10;
         const RunResult expected = train_plainly(work, run);
         const RunResult result = train_ranks(1, work, run);
@@ -349,7 +350,7 @@ TEST_CASE("parameters: one borrowed outside its unit is trained right, or it is 
     CAPTURE(static_cast<int>(when));
     const Workload work{[when] { return std::make_unique<Borrower>(when); }, {5}, 5, {}};
     RunOptions run = run_of(P::none, 1);
-    run.dtype = DType::f64;
+    run.precision = DType::f64;
     const RunResult expected = train_plainly(work, run);
     for (const P policy : kPolicies) {
       CAPTURE(name_of(policy));
@@ -378,7 +379,7 @@ TEST_CASE("modules: a part of the model can be trained by itself where its param
   // The head's matrix is used inside and outside of the ViT, so the unit that holds it never runs.
   const Workload work = tied_vit();
   RunOptions run = run_of(P::none, 1);
-  run.dtype = DType::f64;
+  run.precision = DType::f64;
   const auto train_part = [&](int ranks) {
     std::vector<RunResult> results(static_cast<std::size_t>(ranks));
     on_threads(ranks, work, run, [&](RankTrainer& rank) {
@@ -387,7 +388,7 @@ TEST_CASE("modules: a part of the model can be trained by itself where its param
         const auto [from, to] = rank.samples(0);
         rank.context.set_random_position({static_cast<std::uint64_t>(step), from});
         const auto [images, labels] =
-            make_batch(rank.context, work, run.dtype, step, from, to - from);
+            make_batch(rank.context, work, run.precision.master, step, from, to - from);
         Tape tape(rank.context);
         Variable loss;
         {

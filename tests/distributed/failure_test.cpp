@@ -241,7 +241,7 @@ TEST_CASE("failure: ranks with different models or options are told the first di
          r.sharding.reshard_after_forward = ReshardAfterForward::parse("1");
        },
        "rank 0 has policy zero3", "has policy zero3"},
-      {"the type", [](auto&, auto&, RunOptions& r) { r.dtype = DType::f64; }, "f32", "f64"},
+      {"the type", [](auto&, auto&, RunOptions& r) { r.precision = DType::f64; }, "f32", "f64"},
       {"the seed", [](auto&, auto&, RunOptions& r) { r.seed = 4; }, "rank 0 has seed 3, f32",
        "has seed 4, f32"},
       {"how often gradients are summed",

@@ -68,7 +68,8 @@ ModelState live(RankTrainer& rank) {
 ModelState expected(RankTrainer& rank, bool with_gradients) {
   const ShardingEngine& engine = rank.engine;
   const P policy = engine.options().policy;
-  const DType dtype = rank.options.dtype;
+  const Precision& precision = rank.options.precision;
+  const DType dtype = precision.master;
   ModelState state;
   for (const auto& unit : engine.units()) {
     const FlatLayout& layout = unit->layout();
@@ -76,9 +77,17 @@ ModelState expected(RankTrainer& rank, bool with_gradients) {
     const bool whole_parameters =
         policy == P::none || policy == P::zero1 || policy == P::zero2 || persistent;
     const bool whole_gradients = policy == P::none || policy == P::zero1;
+    // Mixed precision: master weights, and beside them what is gathered and stays.
+    const bool frozen = unit->plan().kind == UnitPlan::Kind::frozen;
+    const bool whole_master =
+        precision.mixed() ? !unit->policy().shard_parameters && (policy == P::none || frozen)
+                          : whole_parameters;
     state.parameters +=
-        allocated(whole_parameters ? layout.padded_numel() : layout.shard_numel(), dtype);
-    if (unit->plan().kind == UnitPlan::Kind::frozen) continue;
+        allocated(whole_master ? layout.padded_numel() : layout.shard_numel(), dtype);
+    if (precision.mixed() && whole_parameters) {
+      state.parameters += allocated(layout.padded_numel(), precision.parameters);
+    }
+    if (frozen) continue;
     if (with_gradients) {
       state.gradients +=
           allocated(whole_gradients ? layout.padded_numel() : layout.shard_numel(), dtype);
@@ -99,7 +108,7 @@ ModelState expected(RankTrainer& rank, bool with_gradients) {
 void check_model_state(RankTrainer& rank) {
   const Ledger& ledger = rank.context.ledger();
   CHECK(live(rank) == expected(rank, false));
-  // Nothing full-size has ever been there, not even while the shards were filled.
+  // Nothing else full-size has ever been there, not even while the shards were filled.
   CHECK(ledger.peaks()[static_cast<std::size_t>(M::parameters)] == ledger.live(M::parameters));
   CHECK(ledger.peaks()[static_cast<std::size_t>(M::gathered_parameters)] == 0);
   CHECK(ledger.peak_total() == ledger.live(M::parameters) + ledger.live(M::optimizer_state));
@@ -162,6 +171,23 @@ TEST_CASE("memory: a rank holds exactly the model state of the table, for 1 to 6
   }
 }
 
+TEST_CASE("memory: with mixed precision too") {
+  for (const Precision& precision : mixed_precisions()) {
+    CAPTURE(describe(precision));
+    for (const int ranks : {1, 2, 6, 64}) {
+      CAPTURE(ranks);
+      for (const Case& c : cases(ranks)) {
+        CAPTURE(c.name);
+        RunOptions run;
+        run.sharding = c.options;
+        run.precision = precision;
+        run.batch = ranks;
+        on_meta(ranks / 3, ranks, tied_vit(), run, check_model_state);
+      }
+    }
+  }
+}
+
 TEST_CASE("memory: real ranks hold exactly the model state of the table") {
   for (const int ranks : {1, 2, 4}) {
     CAPTURE(ranks);
@@ -169,7 +195,7 @@ TEST_CASE("memory: real ranks hold exactly the model state of the table") {
       CAPTURE(c.name);
       RunOptions run;
       run.sharding = c.options;
-      run.dtype = DType::f64;
+      run.precision = DType::f64;
       std::mutex mutex;
       std::vector<std::pair<ModelState, ModelState>> all;
       on_threads(ranks, tied_vit(), run, [&](RankTrainer& rank) {
@@ -230,6 +256,26 @@ TEST_CASE("memory: peaks on paper are those of real ranks, byte for byte") {
       check_peaks(ranks, tied_vit(), run);
       run.sharding.units = cells();
       check_peaks(ranks, odd_net(), run);
+    }
+  }
+}
+
+TEST_CASE("memory: peaks on paper hold with mixed precision") {
+  for (const Precision& precision : mixed_precisions()) {
+    CAPTURE(describe(precision));
+    for (const int ranks : {1, 2}) {
+      CAPTURE(ranks);
+      for (const Case& c : cases(ranks)) {
+        CAPTURE(c.name);
+        RunOptions run;
+        run.sharding = c.options;
+        run.precision = precision;
+        run.passes = 2;
+        check_peaks(ranks, tied_vit(), run);
+        if (!unit_policy(c.options).shard_gradients) continue;
+        run.sharding.reduce_every_pass = run.sync_each_pass = true;
+        check_peaks(ranks, tied_vit(), run);
+      }
     }
   }
 }

@@ -70,7 +70,7 @@ Workload clip() {
 
 RunOptions clip_run(std::int64_t passes, bool each) {
   RunOptions run;
-  run.dtype = DType::f64;
+  run.precision = DType::f64;
   run.steps = 2;
   run.passes = passes;
   run.sync_each_pass = each;
@@ -87,7 +87,8 @@ ShardingOptions clip_sharding(P policy, int ranks, bool each) {
 
 Variable clip_loss(Context& context, Module& model, const RunOptions& run, int step,
                    std::int64_t from, std::int64_t to) {
-  const auto [images, labels] = make_batch(context, clip(), run.dtype, step, from, to - from);
+  const auto [images, labels] =
+      make_batch(context, clip(), run.precision.master, step, from, to - from);
   const Variable y = dynamic_cast<Clip&>(model).scaled(model(images));
   return cross_entropy(y, {labels, {}, 0.0}, run.batch);
 }
@@ -102,7 +103,7 @@ bool never(std::int64_t) {
 RunResult train_plainly(int ranks, const RunOptions& run, const Borrows& borrows = never) {
   Context context({.seed = run.seed});
   Clip model;
-  model.initialize(context, run.dtype);
+  model.initialize(context, run.precision.master);
   const std::vector<Parameter*> parameters = model.parameters();
   const auto optimizer = make_adamw({.weight_decay = 0.1});
   optimizer->prepare(parameter_spans(parameters));
@@ -132,7 +133,8 @@ RunResult train_plainly(int ranks, const RunOptions& run, const Borrows& borrows
     optimizer->step(spans, 3e-3, clip_factor(result.norms.back(), 0.5));
     model.clear_gradients();
   }
-  for (const Parameter* parameter : parameters) RankTrainer::add_weights(*parameter, result);
+  for (const Parameter* parameter : parameters)
+    RankTrainer::add_weights(*parameter, parameter->data(), result);
   return result;
 }
 
@@ -315,7 +317,7 @@ TEST_CASE("passes: a gradient that no pass through the model brings is an error 
           const NoGradScope evaluation(rank.context);
           clip_loss(rank.context, *rank.model, run, 0, from, to);
         }
-        const auto batch = make_batch(rank.context, work, run.dtype, 0, from, to - from);
+        const auto batch = make_batch(rank.context, work, run.precision.master, 0, from, to - from);
         backward([&] {
           const Variable x = dynamic_cast<Clip&>(*rank.model).scaled(Variable(batch.first));
           return cross_entropy(x, {batch.second, {}, 0.0}, run.batch);

@@ -22,7 +22,7 @@ namespace sherd::test {
 
 struct RunOptions {
   ShardingOptions sharding;
-  DType dtype = DType::f32;
+  Precision precision = DType::f32;
   int steps = 10;
   std::int64_t batch = 12;  // over all ranks
   std::int64_t passes = 1;  // forward and backward passes a step
@@ -64,6 +64,16 @@ inline Workload odd_net() {
 inline constexpr ShardingPolicy kPolicies[] = {ShardingPolicy::none,  ShardingPolicy::zero1,
                                                ShardingPolicy::zero2, ShardingPolicy::grad_op,
                                                ShardingPolicy::zero3, ShardingPolicy::hybrid};
+
+// Mixed precision of every kind. Everything in 16 bits comes first, twice.
+inline std::vector<Precision> mixed_precisions() {
+  std::vector<Precision> all(5);
+  for (const std::size_t i : {0, 2, 4}) all[i].parameters = DType::bf16;
+  all[1].parameters = all[1].reduce = all[1].output = DType::f16;
+  all[0].reduce = all[3].reduce = DType::bf16;
+  all[4].reduce = DType::f16;
+  return all;
+}
 
 // The rule by which OddNet is divided.
 inline UnitRule cells() {
@@ -127,7 +137,7 @@ class RankTrainer {
         options(run),
         world(ranks),
         model(workload.model()),
-        engine(*model, context, ranks, run.dtype, run.sharding),
+        engine(*model, context, ranks, run.precision, run.sharding),
         optimizer(make_adamw({.weight_decay = 0.1})) {
     engine.initialize();
     optimizer->prepare(engine.spans());
@@ -137,8 +147,8 @@ class RankTrainer {
   Variable loss_of(int step, std::int64_t from, std::int64_t to) {
     context.set_random_position({static_cast<std::uint64_t>(step), from});
     // A rank without samples takes part with one of weight zero.
-    const auto [images, labels] =
-        make_batch(context, work, options.dtype, step, from, std::max<std::int64_t>(1, to - from));
+    const auto [images, labels] = make_batch(context, work, options.precision.master, step, from,
+                                             std::max<std::int64_t>(1, to - from));
     const Variable loss = cross_entropy((*model)(images), {labels, {}, 0.1}, options.batch);
     return to == from ? scale(loss, 0.0) : loss;
   }

@@ -84,7 +84,11 @@ std::ostream& operator<<(std::ostream& out, const Traffic& traffic) {
 
 // The table: Ψ padded elements of a unit, of which S shards are shared out and R copies kept.
 // Every gather or scatter sends Ψ (S-1)/S elements, an all-reduce 2 Ψ (S-1)/S.
-Traffic expected(const Case& c, const ShardingEngine& engine, std::int64_t element) {
+// Parameters and gradients travel in types of their own; a sum that stays whole on all ranks is
+// gathered in the type in which it was taken.
+Traffic expected(const Case& c, const ShardingEngine& engine) {
+  const auto size = [](DType dtype) { return static_cast<std::int64_t>(size_of(dtype)); };
+  const Precision& precision = engine.precision();
   const std::int64_t S = c.shards, R = c.replicas;
   const P policy = c.options.policy;
   const bool shards_parameters = policy == P::grad_op || policy == P::zero3 || policy == P::hybrid;
@@ -94,8 +98,10 @@ Traffic expected(const Case& c, const ShardingEngine& engine, std::int64_t eleme
   std::int64_t parameters = 0;
   std::int64_t across = 0;  // calls among copies, each part of one among shards
   for (const auto& unit : engine.units()) {
-    const std::int64_t shard = unit->layout().shard_numel() * element;
-    const std::int64_t psi = shard * S;
+    const std::int64_t numel = unit->layout().shard_numel();
+    const std::int64_t psi = numel * S * size(precision.parameters);
+    const std::int64_t summed = numel * S * size(precision.master);
+    const std::int64_t rounded = numel * S * size(precision.reduce);
     const bool persistent = unit->plan().kind == UnitPlan::Kind::persistent;
     const bool gathered = shards_parameters && !persistent;
     const bool frozen = unit->plan().kind == UnitPlan::Kind::frozen;
@@ -109,13 +115,18 @@ Traffic expected(const Case& c, const ShardingEngine& engine, std::int64_t eleme
     }
     if (frozen) continue;
     if (R > 1) ++across;
-    if (policy == P::none) {
-      traffic.add(kAllReduce, 2 * psi * (S - 1) / S);
-      if (R > 1) traffic.add(kAllReduce, 2 * psi * (R - 1) / R);
+    if (policy == P::none && precision.reduce == precision.master) {
+      traffic.add(kAllReduce, 2 * summed * (S - 1) / S);
+      if (R > 1) traffic.add(kAllReduce, 2 * summed * (R - 1) / R);
       continue;
     }
-    traffic.add(kReduceScatter, psi / S * (S - 1));
-    if (R > 1) traffic.add(kAllReduce, 2 * shard * (R - 1) / R);
+    traffic.add(kReduceScatter, rounded / S * (S - 1));
+    if (R > 1) traffic.add(kAllReduce, 2 * summed / S * (R - 1) / R);
+    if (policy == P::none) {
+      traffic.add(kAllGather, summed / S * (S - 1));
+      if (R > 1) ++across;  // in one with the two before
+      continue;
+    }
     if (!gathered) traffic.add(kAllGather, psi / S * (S - 1));  // of the update
   }
   // Apart: the sums behind norm and loss, and a count for each parameter.
@@ -159,7 +170,28 @@ TEST_CASE("traffic: each policy sends what the table says, on paper for any numb
       for (const int rank : {0, ranks - 1}) {
         on_meta(rank, ranks, tied_vit(), run, [&](RankTrainer& trainer) {
           for (int step = 0; step < 2; ++step) {
-            CHECK(sent_in_step(trainer, step) == expected(c, trainer.engine, 4));
+            CHECK(sent_in_step(trainer, step) == expected(c, trainer.engine));
+          }
+        });
+      }
+    }
+  }
+}
+
+TEST_CASE("traffic: mixed precision sends 16-bit parameters and gradients") {
+  for (const Precision& precision : mixed_precisions()) {
+    CAPTURE(describe(precision));
+    for (const int ranks : {1, 2, 8, 512}) {
+      CAPTURE(ranks);
+      for (const Case& c : cases(ranks)) {
+        CAPTURE(c.name);
+        RunOptions run;
+        run.sharding = c.options;
+        run.precision = precision;
+        run.batch = 2 * ranks;
+        on_meta(ranks - 1, ranks, tied_vit(), run, [&](RankTrainer& trainer) {
+          for (int step = 0; step < 2; ++step) {
+            CHECK(sent_in_step(trainer, step) == expected(c, trainer.engine));
           }
         });
       }
@@ -174,12 +206,12 @@ TEST_CASE("traffic: real ranks send what is sent on paper") {
       CAPTURE(c.name);
       RunOptions run;
       run.sharding = c.options;
-      run.dtype = DType::f64;
+      run.precision = DType::f64;
       std::mutex mutex;
       on_threads(ranks, tied_vit(), run, [&](RankTrainer& trainer) {
         const Traffic first = sent_in_step(trainer, 0), second = sent_in_step(trainer, 1);
         const std::lock_guard lock(mutex);
-        CHECK(first == expected(c, trainer.engine, 8));
+        CHECK(first == expected(c, trainer.engine));
         CHECK(second == first);
       });
     }
