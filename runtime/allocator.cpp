@@ -4,6 +4,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <bit>
 #include <cstdlib>
 #include <iterator>
 #include <limits>
@@ -23,12 +24,8 @@ constexpr std::size_t kLargeSegment = std::size_t{64} << 20;
 // activations of tens of megabytes.
 constexpr std::size_t kHugePage = std::size_t{2} << 20;
 
-std::byte* system_allocate(std::size_t bytes) {
-  const bool huge = bytes % kHugePage == 0;
-  void* data = std::aligned_alloc(huge ? kHugePage : Allocator::kAlignment, bytes);
-  if (data != nullptr && huge) madvise(data, bytes, MADV_HUGEPAGE);
-  return static_cast<std::byte*>(data);
-}
+// In which what is reserved is counted near the limit.
+constexpr std::size_t kPage = 4096;
 
 std::size_t round_up(std::size_t bytes, std::size_t multiple) {
   return (bytes + multiple - 1) / multiple * multiple;
@@ -45,27 +42,59 @@ void finish(std::vector<Event>& events) {
 
 }  // namespace
 
-Allocator::Allocator(Device device, std::size_t limit) : device_(device), limit_(limit) {}
+// Memory from the system. Absent pages were given back, or not counted yet.
+struct Allocator::Segment {
+  std::byte* data;
+  std::size_t bytes;
+  bool small;  // for small requests
+  std::vector<bool> absent = std::vector<bool>(bytes / kPage);
+  std::size_t absent_pages = 0;
+
+  // The pages that a piece touches, and those that it has to itself.
+  std::pair<std::size_t, std::size_t> touched(const Piece& piece) const {
+    const auto begin = static_cast<std::size_t>(piece.data - data);
+    return {begin / kPage, (begin + piece.bytes + kPage - 1) / kPage};
+  }
+  std::pair<std::size_t, std::size_t> owned(const Piece& piece) const {
+    const auto begin = static_cast<std::size_t>(piece.data - data);
+    return {(begin + kPage - 1) / kPage, (begin + piece.bytes) / kPage};
+  }
+};
+
+Allocator::Allocator(Device device, std::size_t limit, MemoryPool pool, std::size_t granule,
+                     std::size_t alignment)
+    : device_(device), limit_(limit), pool_(pool), granule_(granule), alignment_(alignment) {
+  SHERD_CHECK(std::has_single_bit(alignment) && granule > 0 && granule % alignment == 0,
+              "allocator: expected an alignment that is a power of two and a granule that is a "
+              "multiple of it, got {} and {}",
+              alignment, granule);
+}
 
 Allocator::~Allocator() {
   trim();
 }
 
-std::size_t Allocator::rounded(std::size_t bytes) {
-  SHERD_CHECK(bytes <= std::numeric_limits<std::size_t>::max() - kGranule,
+std::size_t Allocator::rounded(std::size_t bytes, std::size_t granule) {
+  SHERD_CHECK(bytes <= std::numeric_limits<std::size_t>::max() - granule,
               "an allocation of {} bytes overflows", bytes);
-  return (bytes + kGranule - 1) / kGranule * kGranule;
+  return round_up(bytes, granule);
 }
 
 MemoryBlock Allocator::allocate(std::size_t bytes, MemoryCategory category) {
   MemoryBlock block;
-  block.bytes = rounded(bytes);
+  block.bytes = rounded(bytes, granule_);
   if (device_ != Device::meta && block.bytes > 0) {
     const bool small = block.bytes <= kSmall;
     Piece* piece = take(block.bytes, small);
-    if (piece == nullptr) piece = reserve(block.bytes, small, category);
-    split(piece, block.bytes);
+    if (piece == nullptr) piece = reserve(block.bytes, small);
+    if (piece == nullptr) refuse(block.bytes, category, exceeds(block.bytes) ? limit_ : 0);
     piece->free = false;
+    split(piece, block.bytes);
+    if (!back_with_pages(*piece)) {
+      put_back(piece);
+      trim();
+      refuse(block.bytes, category, limit_);
+    }
     block.data = piece->data;
     block.piece = piece;
   }
@@ -73,16 +102,18 @@ MemoryBlock Allocator::allocate(std::size_t bytes, MemoryCategory category) {
   return block;
 }
 
+void Allocator::refuse(std::size_t bytes, MemoryCategory category, std::size_t limit) const {
+  throw OutOfMemory(pool_, category, static_cast<std::int64_t>(bytes),
+                    static_cast<std::int64_t>(limit), ledger_);
+}
+
 void Allocator::release(const MemoryBlock& block, MemoryCategory category,
                         std::vector<Event> pending) {
   ledger_.remove(category, static_cast<std::int64_t>(block.bytes));
   if (block.piece == nullptr) return;
   auto* piece = static_cast<Piece*>(block.piece);
-  piece->free = true;
   piece->pending = std::move(pending);
-  if (piece->next != nullptr && piece->next->free) piece = merge(piece, piece->next);
-  if (piece->previous != nullptr && piece->previous->free) piece = merge(piece->previous, piece);
-  free_pieces(piece->small).insert(piece);
+  put_back(piece);
 }
 
 // The smallest free piece that fits.
@@ -98,21 +129,31 @@ Allocator::Piece* Allocator::take(std::size_t bytes, bool small) {
   return piece;
 }
 
-// Leaves the first `bytes` to the piece and makes the rest a free piece, where it is of use.
+// Leaves the first `bytes` to the piece and makes the rest a free piece, where it is of use: under
+// a limit its pages are.
 void Allocator::split(Piece* piece, std::size_t bytes) {
   const std::size_t rest = piece->bytes - bytes;
-  if (rest < (piece->small ? kGranule : kSmall)) return;
-  auto* right = new Piece{piece->data + bytes, rest, piece, piece->next, piece->small, true, {}};
+  const bool small = piece->segment->small;
+  if (rest < (small ? granule_ : limit_ > 0 ? kPage : kSmall)) return;
+  auto* right = new Piece{piece->data + bytes, rest, piece->segment, piece, piece->next, true, {}};
   if (right->next != nullptr) right->next->previous = right;
   piece->next = right;
   piece->bytes = bytes;
-  free_pieces(piece->small).insert(right);
+  free_pieces(small).insert(right);
+}
+
+void Allocator::put_back(Piece* piece) {
+  piece->free = true;
+  if (piece->next != nullptr && piece->next->free) piece = merge(piece, piece->next);
+  if (piece->previous != nullptr && piece->previous->free) piece = merge(piece->previous, piece);
+  free_pieces(piece->segment->small).insert(piece);
 }
 
 // Two neighbours, both free, become one. Whichever is in the set of free pieces leaves it.
 Allocator::Piece* Allocator::merge(Piece* left, Piece* right) {
-  free_pieces(left->small).erase(left);
-  free_pieces(left->small).erase(right);
+  FreePieces& pieces = free_pieces(left->segment->small);
+  pieces.erase(left);
+  pieces.erase(right);
   left->bytes += right->bytes;
   left->next = right->next;
   if (left->next != nullptr) left->next->previous = left;
@@ -121,30 +162,76 @@ Allocator::Piece* Allocator::merge(Piece* left, Piece* right) {
   return left;
 }
 
-Allocator::Piece* Allocator::reserve(std::size_t bytes, bool small, MemoryCategory category) {
-  std::size_t segment = small ? kSmallSegment : round_up(bytes, kLargeSegment);
-  const auto over_limit = [&] { return limit_ > 0 && reserved_ + segment > limit_; };
-  if (over_limit()) trim();
-  // Near the limit a segment of just the size that is needed may still fit.
-  if (over_limit() && !small) {
-    segment = bytes < 2 * kHugePage ? bytes : round_up(bytes, kHugePage);
-  }
-  SHERD_CHECK(!over_limit(),
-              "out of memory: {} more for {} would exceed the limit of {}; in use: {}. Raise the "
-              "memory limit, or lower the batch size",
-              format_bytes(static_cast<std::int64_t>(bytes)), name_of(category),
-              format_bytes(static_cast<std::int64_t>(limit_)), format_breakdown(ledger_.live()));
-  std::byte* data = system_allocate(segment);
+// A new segment; near the limit its pages are absent. Null where the system refuses.
+Allocator::Piece* Allocator::reserve(std::size_t bytes, bool small) {
+  const std::size_t size = small ? kSmallSegment : round_up(bytes, kLargeSegment);
+  const std::size_t alignment = std::max(alignment_, small ? kPage : kHugePage);
+  void* data = std::aligned_alloc(alignment, size);
   if (data == nullptr) {
     trim();
-    data = system_allocate(segment);
+    data = std::aligned_alloc(alignment, size);
   }
-  SHERD_CHECK(data != nullptr, "out of memory: the system refused {} for {}; in use: {}",
-              format_bytes(static_cast<std::int64_t>(segment)), name_of(category),
-              format_breakdown(ledger_.live()));
-  reserved_ += segment;
+  if (data == nullptr) return nullptr;
+  auto* segment = new Segment{static_cast<std::byte*>(data), size, small};
+  if (exceeds(size)) {
+    segment->absent.assign(size / kPage, true);
+    segment->absent_pages = size / kPage;
+  } else {
+    if (!small) madvise(data, size, MADV_HUGEPAGE);
+    count_reserved(size);
+  }
+  return new Piece{segment->data, size, segment, nullptr, nullptr, false, {}};
+}
+
+void Allocator::count_reserved(std::size_t bytes) {
+  reserved_ += bytes;
   peak_reserved_ = std::max(peak_reserved_, reserved_);
-  return new Piece{data, segment, nullptr, nullptr, small, false, {}};
+}
+
+// Counts the pages of a piece that were absent. False where the limit has no room for them.
+bool Allocator::back_with_pages(const Piece& piece) {
+  Segment& segment = *piece.segment;
+  if (segment.absent_pages == 0) return true;
+  const auto [begin, end] = segment.touched(piece);
+  const auto first = segment.absent.begin() + static_cast<std::ptrdiff_t>(begin);
+  const auto last = segment.absent.begin() + static_cast<std::ptrdiff_t>(end);
+  const auto missing = static_cast<std::size_t>(std::count(first, last, true));
+  if (!make_room(missing * kPage)) return false;
+  std::fill(first, last, false);
+  segment.absent_pages -= missing;
+  count_reserved(missing * kPage);
+  return true;
+}
+
+// Gives pages of free pieces back, of the largest first, until `more` bytes are within the limit.
+bool Allocator::make_room(std::size_t more) {
+  for (FreePieces* pieces : {&free_large_, &free_small_}) {
+    for (auto it = pieces->rbegin(); exceeds(more) && it != pieces->rend(); ++it) {
+      // As much as a huge page at once, for each time is a system call.
+      give_back(**it, std::max(reserved_ + more - limit_, kHugePage));
+    }
+  }
+  return !exceeds(more);
+}
+
+// The last pages first: a piece is handed out from its front.
+void Allocator::give_back(Piece& piece, std::size_t most) {
+  finish(piece.pending);
+  Segment& segment = *piece.segment;
+  const auto [begin, end] = segment.owned(piece);
+  std::size_t given = 0;
+  for (std::size_t last = end; last > begin && given < most; --last) {
+    std::size_t first = last;
+    while (first > begin && !segment.absent[first - 1] && given < most) {
+      segment.absent[--first] = true;
+      given += kPage;
+    }
+    if (first == last) continue;
+    madvise(segment.data + first * kPage, (last - first) * kPage, MADV_DONTNEED);
+    last = first + 1;
+  }
+  segment.absent_pages += given / kPage;
+  reserved_ -= given;
 }
 
 // A free piece without neighbours is a whole segment.
@@ -157,8 +244,10 @@ void Allocator::trim() {
         continue;
       }
       finish(piece->pending);
-      std::free(piece->data);
-      reserved_ -= piece->bytes;
+      const Segment* segment = piece->segment;
+      reserved_ -= segment->bytes - segment->absent_pages * kPage;
+      std::free(segment->data);
+      delete segment;
       delete piece;
       it = pieces->erase(it);
     }

@@ -4,10 +4,18 @@
 // rounded the same way on every device. Stream-ordered: a release counts at once in the ledger,
 // while the bytes are reused only after the events that were given with it. Not thread-safe: the
 // host thread of a context owns it.
+//
+// Note [Near the limit]
+// Far from its limit an allocator keeps what it got from the system. Where a request would exceed
+// the limit, free pages are given back first, in the middle of segments too, and a new segment has
+// only the pages that are asked for; pages given back return when a piece over them is handed out.
+// So what is reserved can always shrink to what is live, up to the pages that two pieces share, and
+// a step whose planned peak is P runs under a limit of little more than P, however its requests cut
+// up the segments.
 #pragma once
 
 #include <sherd/runtime/device.h>
-#include <sherd/runtime/ledger.h>
+#include <sherd/runtime/out_of_memory.h>
 #include <sherd/runtime/stream.h>
 
 #include <memory>
@@ -24,18 +32,22 @@ struct MemoryBlock {
 
 class SHERD_API Allocator {
  public:
-  static constexpr std::size_t kGranule = 512;   // bytes every size is rounded up to
-  static constexpr std::size_t kAlignment = 64;  // of every block's address
+  static constexpr std::size_t kGranule = 512;   // of the device's memory
+  static constexpr std::size_t kAlignment = 64;  // of the address of its blocks
+  // Of both for the host's memory: files are read and written directly there.
+  static constexpr std::size_t kHostGranule = 4096;
 
-  // limit: the most bytes this allocator may reserve, 0 for no limit.
-  Allocator(Device device, std::size_t limit);
+  // limit: the most bytes this allocator may reserve, 0 for no limit. granule: what every size is
+  // rounded up to, a multiple of the alignment. pool: named in errors.
+  Allocator(Device device, std::size_t limit, MemoryPool pool = MemoryPool::device,
+            std::size_t granule = kGranule, std::size_t alignment = kAlignment);
   ~Allocator();
   Allocator(const Allocator&) = delete;
   Allocator& operator=(const Allocator&) = delete;
 
-  static std::size_t rounded(std::size_t bytes);
+  static std::size_t rounded(std::size_t bytes, std::size_t granule = kGranule);
 
-  // Throws, naming the category and what lives, when the limit or the machine's memory is exceeded.
+  // Throws OutOfMemory when the limit or the machine's memory is exceeded.
   MemoryBlock allocate(std::size_t bytes, MemoryCategory category);
   void release(const MemoryBlock& block, MemoryCategory category, std::vector<Event> pending);
   void trim();  // returns cached blocks to the system
@@ -46,12 +58,13 @@ class SHERD_API Allocator {
   std::size_t peak_reserved_bytes() const { return peak_reserved_; }
 
  private:
+  struct Segment;
   // A stretch of a segment; neighbours in the segment are linked.
   struct Piece {
     std::byte* data = nullptr;
     std::size_t bytes = 0;
+    Segment* segment = nullptr;
     Piece *previous = nullptr, *next = nullptr;
-    bool small = false;  // of a segment for small requests
     bool free = false;
     std::vector<Event> pending;
   };
@@ -63,13 +76,22 @@ class SHERD_API Allocator {
   using FreePieces = std::set<Piece*, BySize>;  // best fit, then lowest address: deterministic
 
   FreePieces& free_pieces(bool small) { return small ? free_small_ : free_large_; }
+  bool exceeds(std::size_t more) const { return limit_ > 0 && reserved_ + more > limit_; }
+  void count_reserved(std::size_t bytes);
   Piece* take(std::size_t bytes, bool small);
-  Piece* reserve(std::size_t bytes, bool small, MemoryCategory category);
+  Piece* reserve(std::size_t bytes, bool small);
+  [[noreturn]] void refuse(std::size_t bytes, MemoryCategory category, std::size_t limit) const;
+  bool back_with_pages(const Piece& piece);
+  bool make_room(std::size_t more);
+  void give_back(Piece& piece, std::size_t most);
   void split(Piece* piece, std::size_t bytes);
   Piece* merge(Piece* left, Piece* right);
+  void put_back(Piece* piece);
 
   Device device_;
   std::size_t limit_;
+  MemoryPool pool_;
+  std::size_t granule_, alignment_;
   std::size_t reserved_ = 0, peak_reserved_ = 0;
   Ledger ledger_;
   FreePieces free_small_, free_large_;

@@ -15,6 +15,9 @@ Context::Context(const ContextOptions& options) : options_(options) {
   SHERD_CHECK(options.threads >= 0, "a context needs at least one thread, got {}", options.threads);
   if (options_.threads == 0) options_.threads = default_threads();
   allocator_ = std::make_shared<Allocator>(options.device, options.memory_limit);
+  host_allocator_ =
+      std::make_shared<Allocator>(options.device, options.host_memory_limit, MemoryPool::host,
+                                  Allocator::kHostGranule, Allocator::kHostGranule);
   trace_ = std::make_unique<Trace>(options.rank, Trace::kDefaultMaxEvents, options.trace_origin);
   compute_stream_ =
       std::make_unique<Stream>(is_meta() ? Stream::Kind::meta : Stream::Kind::in_place, "compute");

@@ -22,10 +22,11 @@ class Tape;
 
 struct ContextOptions {
   Device device = Device::cpu;
-  int threads = 0;               // CPU threads of this context's kernels; 0: default_threads()
-  std::uint64_t seed = 0;        // of every random number
-  std::size_t memory_limit = 0;  // bytes the allocator may reserve; 0: no limit
-  int rank = 0;                  // named in traces
+  int threads = 0;                    // CPU threads of this context's kernels; 0: default_threads()
+  std::uint64_t seed = 0;             // of every random number
+  std::size_t memory_limit = 0;       // bytes the device's allocator may reserve; 0: no limit
+  std::size_t host_memory_limit = 0;  // the same of the host's
+  int rank = 0;                       // named in traces
   // Of the times in a trace; ranks given the same one share a time line.
   Trace::Clock::time_point trace_origin = Trace::Clock::now();
 };
@@ -57,9 +58,16 @@ class SHERD_API Context {
   std::uint64_t seed() const { return options_.seed; }
   int rank() const { return options_.rank; }
 
+  // Of the device's memory, which everything that computes uses.
   Allocator& allocator() { return *allocator_; }
-  const std::shared_ptr<Allocator>& shared_allocator() const { return allocator_; }
   Ledger& ledger() { return allocator_->ledger(); }
+  // Of the host's, where state goes that the device should not hold. On the cpu both are ordinary
+  // memory, and the device's is the accounted stand-in for an accelerator's.
+  Allocator& host_allocator() { return *host_allocator_; }
+  Ledger& host_ledger() { return host_allocator_->ledger(); }
+  const std::shared_ptr<Allocator>& shared_allocator(MemoryPool pool) const {
+    return pool == MemoryPool::host ? host_allocator_ : allocator_;
+  }
   Stream& compute_stream() { return *compute_stream_; }
   Trace& trace() { return *trace_; }
   WorkCounters& work() { return work_; }
@@ -85,7 +93,7 @@ class SHERD_API Context {
 
  private:
   ContextOptions options_;
-  std::shared_ptr<Allocator> allocator_;
+  std::shared_ptr<Allocator> allocator_, host_allocator_;
   std::unique_ptr<Trace> trace_;
   std::unique_ptr<Stream> compute_stream_;
   WorkCounters work_;

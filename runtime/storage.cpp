@@ -7,22 +7,23 @@
 
 namespace sherd {
 
-Storage::Storage(Context& context, std::size_t bytes, MemoryCategory category)
+Storage::Storage(Context& context, std::size_t bytes, MemoryCategory category, MemoryPool pool)
     : context_(&context),
-      allocator_(context.shared_allocator()),
+      allocator_(context.shared_allocator(pool)),
       bytes_(bytes),
-      category_(category) {}
+      category_(category),
+      pool_(pool) {}
 
 std::shared_ptr<Storage> Storage::allocate(Context& context, std::size_t bytes,
-                                           MemoryCategory category) {
-  const std::shared_ptr<Storage> storage = make_released(context, bytes, category);
+                                           MemoryCategory category, MemoryPool pool) {
+  const std::shared_ptr<Storage> storage = make_released(context, bytes, category, pool);
   storage->restore();
   return storage;
 }
 
 std::shared_ptr<Storage> Storage::make_released(Context& context, std::size_t bytes,
-                                                MemoryCategory category) {
-  std::shared_ptr<Storage> storage(new Storage(context, bytes, category));
+                                                MemoryCategory category, MemoryPool pool) {
+  std::shared_ptr<Storage> storage(new Storage(context, bytes, category, pool));
   storage->released_ = true;
   return storage;
 }
@@ -31,7 +32,8 @@ std::shared_ptr<Storage> Storage::from_blob(Context& context, void* data, std::s
                                             std::function<void()> deleter) {
   SHERD_CHECK(!context.is_meta(), "from_blob: a meta context holds no bytes");
   SHERD_CHECK(data != nullptr || bytes == 0, "from_blob: null pointer for {} bytes", bytes);
-  std::shared_ptr<Storage> storage(new Storage(context, bytes, MemoryCategory::inputs));
+  std::shared_ptr<Storage> storage(
+      new Storage(context, bytes, MemoryCategory::inputs, MemoryPool::device));
   storage->block_.data = data;
   storage->external_ = true;
   storage->deleter_ = std::move(deleter);

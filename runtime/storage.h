@@ -19,10 +19,12 @@ class Context;
 class SHERD_API Storage {
  public:
   static std::shared_ptr<Storage> allocate(Context& context, std::size_t bytes,
-                                           MemoryCategory category);
+                                           MemoryCategory category,
+                                           MemoryPool pool = MemoryPool::device);
   // Without bytes until restore().
   static std::shared_ptr<Storage> make_released(Context& context, std::size_t bytes,
-                                                MemoryCategory category);
+                                                MemoryCategory category,
+                                                MemoryPool pool = MemoryPool::device);
   // Bytes owned by somebody else, not counted in the ledger; `deleter` runs when the last tensor
   // over them dies.
   static std::shared_ptr<Storage> from_blob(Context& context, void* data, std::size_t bytes,
@@ -34,6 +36,7 @@ class SHERD_API Storage {
   Context& context() const { return *context_; }
   std::size_t bytes() const { return bytes_; }
   bool is_external() const { return external_; }  // from_blob
+  MemoryPool pool() const { return pool_; }
   MemoryCategory category() const { return category_; }
   void set_category(MemoryCategory category);  // moves the bytes in the ledger
 
@@ -59,12 +62,13 @@ class SHERD_API Storage {
 
  private:
   friend class RefillScope;
-  Storage(Context& context, std::size_t bytes, MemoryCategory category);
+  Storage(Context& context, std::size_t bytes, MemoryCategory category, MemoryPool pool);
 
   Context* context_;
   std::shared_ptr<Allocator> allocator_;
   std::size_t bytes_;
   MemoryCategory category_;
+  MemoryPool pool_;
   MemoryBlock block_;
   std::function<void()> deleter_;  // set for from_blob only
   bool external_ = false;

@@ -26,19 +26,21 @@ Tensor::Tensor(std::shared_ptr<Storage> storage, const Shape& shape, const Strid
       offset_(offset),
       dtype_(dtype) {}
 
-Tensor Tensor::empty(Context& context, const Shape& shape, DType dtype, MemoryCategory category) {
-  return {Storage::allocate(context, byte_count(shape, dtype), category), shape,
+Tensor Tensor::empty(Context& context, const Shape& shape, DType dtype, MemoryCategory category,
+                     MemoryPool pool) {
+  return {Storage::allocate(context, byte_count(shape, dtype), category, pool), shape,
           contiguous_strides(shape), 0, dtype};
 }
 
-Tensor Tensor::released(Context& context, const Shape& shape, DType dtype,
-                        MemoryCategory category) {
-  return {Storage::make_released(context, byte_count(shape, dtype), category), shape,
+Tensor Tensor::released(Context& context, const Shape& shape, DType dtype, MemoryCategory category,
+                        MemoryPool pool) {
+  return {Storage::make_released(context, byte_count(shape, dtype), category, pool), shape,
           contiguous_strides(shape), 0, dtype};
 }
 
-Tensor Tensor::zeros(Context& context, const Shape& shape, DType dtype, MemoryCategory category) {
-  Tensor tensor = empty(context, shape, dtype, category);
+Tensor Tensor::zeros(Context& context, const Shape& shape, DType dtype, MemoryCategory category,
+                     MemoryPool pool) {
+  Tensor tensor = empty(context, shape, dtype, category, pool);
   if (!context.is_meta() && tensor.storage_->bytes() > 0) {
     std::memset(tensor.raw_data(), 0, tensor.storage_->bytes());
   }

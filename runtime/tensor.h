@@ -24,12 +24,14 @@ class SHERD_API Tensor {
   Tensor() = default;  // undefined: holds nothing; defined() is false
 
   static Tensor empty(Context& context, const Shape& shape, DType dtype,
-                      MemoryCategory category = MemoryCategory::activations);
+                      MemoryCategory category = MemoryCategory::activations,
+                      MemoryPool pool = MemoryPool::device);
   static Tensor zeros(Context& context, const Shape& shape, DType dtype,
-                      MemoryCategory category = MemoryCategory::activations);
+                      MemoryCategory category = MemoryCategory::activations,
+                      MemoryPool pool = MemoryPool::device);
   // Without bytes until storage().restore().
-  static Tensor released(Context& context, const Shape& shape, DType dtype,
-                         MemoryCategory category);
+  static Tensor released(Context& context, const Shape& shape, DType dtype, MemoryCategory category,
+                         MemoryPool pool = MemoryPool::device);
   // Copies host values (fp64/fp32/integers of the same C++ type as dtype).
   template <typename T>
   static Tensor from_host(Context& context, const Shape& shape, std::span<const T> values,

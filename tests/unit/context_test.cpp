@@ -107,6 +107,135 @@ TEST_CASE("allocator: cached memory is given back before the limit is an error")
   CHECK(context.allocator().reserved_bytes() == 900 << 10);
 }
 
+TEST_CASE("allocator: near the limit everything that is not live can be given back") {
+  // Pieces of all sizes, of which every second one is freed: no segment is whole, and what is free
+  // comes in stretches too small for what follows.
+  constexpr std::size_t kLimit = std::size_t{80} << 20;
+  Context context({.memory_limit = kLimit});
+  const RandomStream random(3, "test", "near the limit");
+  std::vector<Tensor> kept;
+  std::int64_t live = 0;
+  for (std::uint64_t i = 0;; ++i) {
+    const auto bytes = static_cast<std::int64_t>(
+        1 + random.below(i, i % 3 == 0 ? std::size_t{3} << 20 : std::size_t{90} << 10));
+    const Tensor freed = Tensor::empty(context, {bytes}, DType::u8);
+    std::memset(freed.raw_data(), 1, static_cast<std::size_t>(bytes));
+    if (live + bytes > std::int64_t{40} << 20) break;
+    kept.push_back(Tensor::empty(context, {bytes}, DType::u8));
+    std::memset(kept.back().raw_data(), static_cast<int>(i % 251), static_cast<std::size_t>(bytes));
+    live = context.ledger().live_total() -
+           static_cast<std::int64_t>(Allocator::rounded(static_cast<std::size_t>(bytes)));
+  }
+  REQUIRE(kept.size() > 20);
+  live = context.ledger().live_total();
+  for (int round = 0; round < 3; ++round) {
+    // All that the limit leaves, but for the pages that pieces share.
+    const auto rest = static_cast<std::int64_t>(kLimit) - live - (std::int64_t{2} << 20);
+    const Tensor large = Tensor::empty(context, {rest / 2}, DType::u8);
+    const Tensor second = Tensor::empty(context, {rest / 2}, DType::u8);
+    std::memset(large.raw_data(), 7, static_cast<std::size_t>(rest / 2));
+    std::memset(second.raw_data(), 8, static_cast<std::size_t>(rest / 2));
+    CHECK(context.allocator().reserved_bytes() <= kLimit);
+    CHECK_THROWS_AS(Tensor::empty(context, {std::int64_t{4} << 20}, DType::u8), OutOfMemory);
+  }
+  CHECK(context.allocator().peak_reserved_bytes() <= kLimit);
+  bool intact = true;
+  for (std::size_t i = 0; i < kept.size(); ++i) {
+    const std::vector<std::uint8_t> values = kept[i].to_vector<std::uint8_t>();
+    intact = intact && values.front() == i % 251 && values.back() == i % 251;
+  }
+  CHECK(intact);
+  kept.clear();
+  context.allocator().trim();
+  CHECK(context.allocator().reserved_bytes() == 0);
+}
+
+TEST_CASE("allocator: far from the limit nothing is given back") {
+  Context context({.memory_limit = std::size_t{1} << 30});
+  const auto work = [&] {
+    const Tensor a = Tensor::empty(context, {40 << 20}, DType::u8);
+    const Tensor b = Tensor::empty(context, {50 << 20}, DType::u8);
+  };
+  work();
+  const std::size_t reserved = context.allocator().reserved_bytes();
+  CHECK(reserved == std::size_t{128} << 20);
+  for (int i = 0; i < 3; ++i) work();
+  CHECK(context.allocator().reserved_bytes() == reserved);
+}
+
+TEST_CASE("out of memory: what was asked for, the limit and what lives can be read") {
+  Context context({.memory_limit = 1 << 20, .host_memory_limit = 2 << 20});
+  const Tensor half = Tensor::empty(context, {1 << 19}, DType::u8, MemoryCategory::parameters);
+  { const Tensor more = Tensor::empty(context, {1 << 18}, DType::u8); }
+  const auto refused = [&](MemoryPool pool) -> OutOfMemory {
+    try {
+      Tensor::empty(context, {3 << 20}, DType::u8, MemoryCategory::gradients, pool);
+    } catch (const OutOfMemory& error) {
+      return error;
+    }
+    fail("was not refused");
+  };
+  const OutOfMemory device = refused(MemoryPool::device), host = refused(MemoryPool::host);
+  CHECK(device.pool() == MemoryPool::device);
+  CHECK(device.category() == MemoryCategory::gradients);
+  CHECK(device.bytes() == 3 << 20);
+  CHECK(device.limit() == 1 << 20);
+  CHECK(device.live() == context.ledger().live());
+  CHECK(std::string(device.what()) ==
+        "out of memory: 3.0 MiB more for gradients would exceed the limit of 1.0 MiB; in use: "
+        "parameters 512.0 KiB; the most so far: 768.0 KiB. Raise the memory limit, or lower the "
+        "batch size");
+  CHECK(host.pool() == MemoryPool::host);
+  CHECK(host.limit() == 2 << 20);
+  CHECK(std::string(host.what()) ==
+        "out of host memory: 3.0 MiB more for gradients would exceed the limit of 2.0 MiB; in use: "
+        "nothing; the most so far: 0 B. Raise the host memory limit, or keep less there");
+  CHECK_THROWS_WITH_AS(Tensor::empty(context, {std::int64_t{1} << 60}, DType::u8),
+                       doctest::Contains("would exceed the limit of 1.0 MiB"), OutOfMemory);
+  Context unlimited;          // the system refuses more than there are addresses
+  CHECK_THROWS_WITH_AS(Tensor::empty(unlimited, {std::int64_t{1} << 60}, DType::u8),
+                       doctest::Contains("the system refused 1024.0 PiB more for activations"),
+                       OutOfMemory);
+}
+
+TEST_CASE("memory pools: each has its own bytes, ledger and limit") {
+  Context context({.memory_limit = 1 << 20});
+  Tensor state =
+      Tensor::zeros(context, {5000}, DType::f32, MemoryCategory::optimizer_state, MemoryPool::host);
+  const Tensor other =
+      Tensor::empty(context, {1}, DType::u8, MemoryCategory::workspace, MemoryPool::host);
+  CHECK(state.storage().pool() == MemoryPool::host);
+  CHECK(Tensor::empty(context, {1}, DType::u8).storage().pool() == MemoryPool::device);
+  CHECK(context.ledger().peak_total() == Allocator::kGranule);
+  CHECK(context.host_ledger().live(MemoryCategory::optimizer_state) == 20480);
+  CHECK(context.host_ledger().live(MemoryCategory::workspace) == 4096);
+  for (const Tensor& tensor : {state, other})
+    CHECK(reinterpret_cast<std::uintptr_t>(tensor.raw_data()) % 4096 == 0);
+  CHECK(state.to_vector<float>() == std::vector<float>(5000));
+  state.storage().set_category(MemoryCategory::parameters);
+  CHECK(context.host_ledger().live(MemoryCategory::parameters) == 20480);
+  state.storage().release();
+  CHECK(context.host_ledger().live_total() == 4096);
+  state.storage().restore();
+  CHECK(context.host_ledger().live_total() == 24576);
+  // The device's limit does not bound the host.
+  const Tensor large = Tensor::empty(context, {8 << 20}, DType::u8, MemoryCategory::optimizer_state,
+                                     MemoryPool::host);
+  const Tensor released =
+      Tensor::released(context, {3}, DType::f32, MemoryCategory::gradients, MemoryPool::host);
+  released.storage().restore();
+  CHECK(context.host_ledger().live(MemoryCategory::gradients) == 4096);
+  CHECK(context.ledger().live_total() == 0);
+
+  Context plan({.device = Device::meta});
+  const Tensor on_paper =
+      Tensor::empty(plan, {5000}, DType::f32, MemoryCategory::optimizer_state, MemoryPool::host);
+  CHECK(plan.host_ledger().live_total() == 20480);
+  CHECK(plan.ledger().live_total() == 0);
+  CHECK_THROWS_WITH_AS(Allocator(Device::cpu, 0, MemoryPool::host, 512, 4096),
+                       doctest::Contains("got 4096 and 512"), Error);
+}
+
 TEST_CASE("storage: release and restore keep identity and version, a write does not") {
   Context context;
   const Tensor x = full(context, {4}, DType::f32, 2.0, MemoryCategory::gathered_parameters);
