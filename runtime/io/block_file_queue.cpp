@@ -46,7 +46,8 @@ void BlockQueue::push(std::shared_ptr<BlockTransferState> transfer) {
     const std::lock_guard lock(mutex_);
     transfer->number = transfers_started_++;
     if (transfer->bytes == 0) return;
-    transfers_.push_back(std::move(transfer));
+    auto& transfers = transfer->write ? writes_ : reads_;
+    transfers.push_back(std::move(transfer));
   }
   pushed_.notify_all();
 }
@@ -64,31 +65,32 @@ bool BlockQueue::closed() const {
   return closed_;
 }
 
-void BlockQueue::cut(BlockWork& work) {
-  BlockTransferState& transfer = *transfers_.front();
+bool BlockQueue::cut(BlockWork& work) {
+  if (reads_.empty() && writes_.empty()) return false;
+  const bool write = reads_.empty() || (write_next_ && !writes_.empty());
+  write_next_ = !write;
+  auto& transfers = write ? writes_ : reads_;
+  BlockTransferState& transfer = *transfers.front();
   work.transfer = transfer.number;
-  work.write = transfer.write;
+  work.write = write;
   work.offset = transfer.offset + transfer.taken;
   work.memory = transfer.memory + transfer.taken;
   work.bytes = std::min<std::uint64_t>(chunk_, transfer.bytes - transfer.taken);
-  work.owner = transfers_.front();
+  work.owner = transfers.front();
   transfer.taken += work.bytes;
-  if (transfer.taken == transfer.bytes) transfers_.pop_front();
+  if (transfer.taken == transfer.bytes) transfers.pop_front();
+  return true;
 }
 
 bool BlockQueue::take(BlockWork& work) {
   const std::lock_guard lock(mutex_);
-  if (transfers_.empty()) return false;
-  cut(work);
-  return true;
+  return cut(work);
 }
 
 bool BlockQueue::take_or_wait(BlockWork& work) {
   std::unique_lock lock(mutex_);
-  pushed_.wait(lock, [&] { return closed_ || !transfers_.empty(); });
-  if (transfers_.empty()) return false;
-  cut(work);
-  return true;
+  pushed_.wait(lock, [&] { return closed_ || !reads_.empty() || !writes_.empty(); });
+  return cut(work);
 }
 
 bool BlockQueue::finish(BlockWork& work, std::int64_t result) {

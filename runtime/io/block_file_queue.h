@@ -40,8 +40,9 @@ class BlockQueue {
   void close();  // nothing is pushed any more; what is there is still handed out
   bool closed() const;
 
-  // The next piece, in the order of the transfers. False if there is none now; take_or_wait: if
-  // there will be none any more.
+  // The next piece: reads and writes in turns, each in the order they were started. A disk may do
+  // both at once, and what is read ahead does not wait for all that is written back. False if there
+  // is none now; take_or_wait: if there will be none any more.
   bool take(BlockWork& work);
   bool take_or_wait(BlockWork& work);
 
@@ -49,14 +50,15 @@ class BlockQueue {
   bool finish(BlockWork& work, std::int64_t result);
 
  private:
-  void cut(BlockWork& work);
+  bool cut(BlockWork& work);
 
   const std::string path_;
   const std::size_t chunk_;
   const std::function<std::int64_t(const BlockPiece&, std::int64_t)> alter_result_;
   mutable std::mutex mutex_;
   std::condition_variable pushed_;
-  std::deque<std::shared_ptr<BlockTransferState>> transfers_;
+  std::deque<std::shared_ptr<BlockTransferState>> reads_, writes_;
+  bool write_next_ = false;
   std::uint64_t transfers_started_ = 0;
   bool closed_ = false;
 };

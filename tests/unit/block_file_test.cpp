@@ -149,15 +149,17 @@ TEST_CASE("block file: what is written is read, in any order, whatever is in fli
   with_each_engine([](BlockFileOptions options) {
     const TempDirectory directory;
     for (const bool direct : {true, false}) {
-      for (const auto& [depth, chunk] :
-           {std::pair<int, std::size_t>{1, kBlock}, {3, 5 * kBlock}, {16, kMiB}, {64, kBlock}}) {
-        CAPTURE(direct);
-        CAPTURE(depth);
-        CAPTURE(chunk);
+      const std::vector<std::pair<int, std::size_t>> ways{
+          {1, kBlock}, {3, 5 * kBlock}, {16, kMiB}, {64, kBlock}};
+      for (const auto& way : ways) {
         options.direct = direct;
-        options.queue_depth = depth;
-        options.chunk = chunk;
-        check_round_trip(directory.path("scratch"), chunk < kMiB ? 2 * kMiB : 64 * kMiB, options);
+        options.queue_depth = way.first;
+        options.chunk = way.second;
+        CAPTURE(options.direct);
+        CAPTURE(options.queue_depth);
+        CAPTURE(options.chunk);
+        const std::size_t bytes = options.chunk < kMiB ? 2 * kMiB : 64 * kMiB;
+        check_round_trip(directory.path("scratch"), bytes, options);
         check_round_trip(directory.path("scratch"), kBlock, options);
         CHECK(directory.file_count() == 0);
       }
@@ -550,4 +552,24 @@ TEST_CASE("block file: pieces of offsets and sizes beyond 32 bits") {
     CHECK((transfer->pieces_left == 0) == (i == 6));
   }
   CHECK(transfer->error.empty());
+}
+
+TEST_CASE("block file: reads and writes take turns") {
+  BlockQueue queue("a", kBlock, nullptr);
+  const auto push = [&](bool write, std::uint64_t offset, std::uint64_t blocks) {
+    const auto transfer = std::make_shared<BlockTransferState>();
+    transfer->write = write;
+    transfer->offset = offset * kBlock;
+    transfer->bytes = blocks * kBlock;
+    queue.push(transfer);
+  };
+  push(true, 100, 3);
+  push(true, 200, 2);
+  push(false, 0, 2);
+  push(false, 10, 1);
+  std::string order;
+  for (BlockWork work; queue.take(work);) {
+    order += (work.write ? " w" : " r") + std::to_string(work.offset / kBlock);
+  }
+  CHECK(order == " r0 w100 r1 w101 r10 w102 w200 w201");
 }
