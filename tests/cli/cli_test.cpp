@@ -2,6 +2,7 @@
 // The `sherd` program as a user meets it: what it prints, what it refuses, what it leaves behind.
 #include <cstdlib>
 #include <filesystem>
+#include <nlohmann/json.hpp>
 #include <string>
 #include <vector>
 
@@ -89,6 +90,46 @@ TEST_CASE("cli: train, eval, inspect and bench work together") {
   CHECK(contains(
       sherd_run("bench step --preset vit_huge_patch14_224 --dataset synthetic --device meta"),
       "nothing was allocated"));
+}
+
+TEST_CASE("cli: bench disk measures a disk and leaves nothing on it") {
+  const test::TempDirectory folder;
+  const std::string command = "bench disk --dir " + folder.path() + " ";
+  const Output table = sherd_run(command + "--size 32MiB --rounds 1");
+  CHECK(table.status == 0);
+  for (const char* word : {"plain loop", "threads", "write", "read", "both", "32.0 MiB"}) {
+    CHECK_MESSAGE(contains(table, word), table.text);
+  }
+  // The engine is in the table, or why it is not.
+  CHECK(contains(table, "io_uring"));
+  const Output json = sherd_run(command + "--size 16MiB --rounds 2 --json");
+  CHECK(json.status == 0);
+  const nlohmann::json line = nlohmann::json::parse(json.out);
+  CHECK(line["bytes"] == 16 << 20);
+  CHECK(line["rates"][0]["name"] == "plain loop");
+  CHECK(line["rates"].size() == (line.contains("io_uring_not_possible") ? 2 : 3));
+  for (const auto& row : line["rates"]) {
+    CHECK(row["mode"] == line["rates"][0]["mode"]);
+    for (const char* work : {"write", "read", "both"}) {
+      const double rate = row[std::string(work) + "_bytes_per_second"];
+      const double plain = line["rates"][0][std::string(work) + "_bytes_per_second"];
+      CHECK(rate > 0.0);
+      CHECK(row[std::string(work) + "_ratio"] == doctest::Approx(rate / plain));
+    }
+  }
+  refuses("bench disk", {"--dir"});
+  refuses("bench disk --dir " + folder.path("no"), {folder.path("no"), "does not exist"});
+  refuses(command + "--size 900TiB", {"no room for", folder.path(), "bytes free", "free some space"});
+  refuses(command + "--size 1MiB", {"--size: expected a multiple of 16MiB", "1MiB"});
+  refuses(command + "--rounds 0", {"--rounds: expected 1"});
+  CHECK(folder.file_count() == 0);
+
+  // Ended by a signal, it removes its file too.
+  test::Child child("exec " SHERD_PROGRAM " " + command + "--size 64MiB --rounds 1000");
+  CHECK(comes_true([&] { return folder.file_count() > 0; }));
+  kill(child.pid(), SIGTERM);
+  check_refusal(child.wait(60.0), {"stopped by a signal"});
+  CHECK(folder.file_count() == 0);
 }
 
 TEST_CASE("cli: golden runs pass and fail by their tolerance") {

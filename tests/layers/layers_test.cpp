@@ -137,6 +137,14 @@ TEST_CASE("layers: MPI stays in its files") {
   }
 }
 
+TEST_CASE("layers: io_uring stays in its file") {
+  static const std::regex uring("include\\s*[<\"]liburing");
+  for (const std::string& file : project_files()) {
+    if (file == "runtime/io/block_file_uring.cpp") continue;
+    CHECK_MESSAGE(!std::regex_search(text_of(file), uring), file);
+  }
+}
+
 TEST_CASE("layers: every header and source opens with its licence") {
   CHECK(project_files().size() > 100);
   for (const std::string& file : project_files()) {
@@ -154,9 +162,11 @@ TEST_CASE("layers: every public header is installed") {
     for (const auto& entry : fs::recursive_directory_iterator(root / top)) {
       const std::string path = fs::relative(entry.path(), root / top).string();
       static const std::set<std::string> kPrivate{
-          "kernels/dispatch.h",         "comm/backoff.h",       "comm/disagreement.h",
-          "comm/mpi_group.h",           "comm/mpi_world.h",     "comm/reduce.h",
-          "comm/shared_communicator.h", "comm/shared_region.h", "comm/staged_communicator.h",
+          "kernels/dispatch.h",         "comm/backoff.h",
+          "comm/disagreement.h",        "comm/mpi_group.h",
+          "comm/mpi_world.h",           "comm/reduce.h",
+          "comm/shared_communicator.h", "comm/shared_region.h",
+          "comm/staged_communicator.h", "runtime/io/block_file_queue.h",
           "tools/trainer/run_log.h"};
       if (entry.path().extension() != ".h" || path.starts_with("cpu/")) continue;
       if (top == std::string("comm") && path.starts_with("sharding/")) continue;  // its own list

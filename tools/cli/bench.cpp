@@ -278,8 +278,10 @@ Command add_bench(CLI::App& parent) {
              "data.classes", "run.batch_size", "run.micro_batch", "run.device", "precision",
              "memory", "run.threads", "run.seed", "run.trace"});
   const Command comm = add_bench_comm(*app);
-  return {app, [options, flags, comm] {
+  const Command disk = add_bench_disk(*app);
+  return {app, [options, flags, comm, disk] {
             if (comm.app->parsed()) return comm.run();
+            if (disk.app->parsed()) return disk.run();
             return bench_step(flags.resolve({}), *options);
           }};
 }

@@ -60,7 +60,8 @@ int run(int argc, char** argv) {
       "  sherd inspect model                 the model names, and the parameters of one\n"
       "  sherd inspect events --ranks 4      what a sharded step does, in order\n"
       "  sherd bench step                    speed of a training step on this machine\n"
-      "  sherd bench comm                    speed of what ranks say to each other\n"};
+      "  sherd bench comm                    speed of what ranks say to each other\n"
+      "  sherd bench disk --dir DIR          speed of a disk that state is kept on\n"};
   app.name("sherd");
   app.set_version_flag("--version", "sherd " + version() + " (" + build_description() + ")");
   const cli::Command commands[] = {cli::add_train(app), cli::add_eval(app), cli::add_inspect(app),
