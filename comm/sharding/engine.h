@@ -113,6 +113,9 @@ class SHERD_API ShardingEngine {
   void hook(Stage& stage);
   void before_forward(Stage& stage);
   void after_forward(Stage& stage, const Variable& output);
+  bool in_rerun() const;
+  void before_rerun(Stage& stage);
+  void after_rerun();
   void before_backward(const Recording& recording, std::size_t index);
   void after_backward(const Call& call);
 
@@ -150,6 +153,7 @@ class SHERD_API ShardingEngine {
   std::size_t next_ = 0;
   std::vector<std::shared_ptr<Call>> open_;  // forward passes that have not ended, outermost first
   std::vector<std::weak_ptr<Recording>> recordings_;
+  std::vector<std::vector<ShardedUnit*>> rerun_;  // what its open stages gathered, outermost first
 
   double exposed_seconds_ = 0.0;
   bool recording_events_ = false;
