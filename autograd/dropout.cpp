@@ -26,13 +26,22 @@ struct DropoutNode final : Node {
   void backward(Gradients& g) override { g.set(0, dropout(g.output(), drop, stream, first_index)); }
 };
 
+// Draws the scale of the rows again: a node that saves nothing lets a recomputed block end before
+// its last product (Note [Recomputation]).
 struct DropPathNode final : Node {
-  explicit DropPathNode(const Tensor& scale) : row_scale(scale) {}
-  SavedTensor row_scale;
+  DropPathNode(double rate, const RandomStream& random, std::int64_t sample)
+      : drop(rate), stream(random), first_sample(sample) {}
+  double drop;
+  RandomStream stream;
+  std::int64_t first_sample;
   const char* name() const override { return "drop_path"; }
   void backward(Gradients& g) override {
-    g.set(0, g.output());
-    if (g.wants(1)) g.set(1, scale_rows(g.output(), row_scale.get()));
+    const Tensor& grad = g.output();
+    g.set(0, grad);
+    if (!g.wants(1)) return;
+    const Tensor row_scale =
+        drop_path_scale(grad.context(), grad.dim(0), grad.dtype(), drop, stream, first_sample);
+    g.set(1, scale_rows(grad, row_scale));
   }
 };
 
@@ -59,8 +68,9 @@ Variable add_drop_path(const Variable& residual, const Variable& x, double drop,
   const RandomStream stream(context.seed(), "drop_path", name, position.step);
   const Tensor row_scale =
       drop_path_scale(context, x.dim(0), x.tensor().dtype(), drop, stream, position.first_sample);
-  return record({residual, x}, add_scaled_rows(residual.tensor(), x.tensor(), row_scale),
-                [&] { return std::make_unique<DropPathNode>(row_scale); });
+  return record({residual, x}, add_scaled_rows(residual.tensor(), x.tensor(), row_scale), [&] {
+    return std::make_unique<DropPathNode>(drop, stream, position.first_sample);
+  });
 }
 
 }  // namespace sherd

@@ -32,6 +32,13 @@ struct LinearNode final : Node {
   }
 };
 
+// In place of a product that nobody reads (Note [Recomputation]).
+Tensor zeros_for(const Tensor& input, const Tensor& weight) {
+  std::vector<std::int64_t> dims(input.shape().dims().begin(), input.shape().dims().end());
+  dims.back() = weight.dim(0);
+  return Tensor::zeros(input.context(), Shape(std::span<const std::int64_t>(dims)), input.dtype());
+}
+
 struct ActivationNode final : Node {
   ActivationNode(const Tensor& x, Activation a) : input(x), activation(a) {}
   SavedTensor input;
@@ -50,8 +57,14 @@ Variable matmul(const Variable& a, const Variable& b) {
 }
 
 Variable linear(const Variable& input, const Variable& weight, const Variable& bias) {
-  return record({input, weight, bias},
-                linear_forward(input.tensor(), weight.tensor(), bias.tensor()),
+  const Tape* tape = input.context().tape();
+  // How many tensors the node saves: see its constructor, and record().
+  const bool recorded = input.requires_grad() || weight.requires_grad() || bias.requires_grad();
+  const std::size_t saves = !recorded ? 0 : weight.requires_grad() ? 2 : 1;
+  const Tensor output = tape != nullptr && tape->rerun_is_over_after(saves)
+                            ? zeros_for(input.tensor(), weight.tensor())
+                            : linear_forward(input.tensor(), weight.tensor(), bias.tensor());
+  return record({input, weight, bias}, output,
                 [&] { return std::make_unique<LinearNode>(input, weight); });
 }
 

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sherd/autograd/recompute.h>
 #include <sherd/autograd/tape.h>
 #include <sherd/kernels/dispatch.h>
 #include <sherd/kernels/elementwise.h>
@@ -14,19 +15,6 @@ struct ParameterNode final : Node {
 };
 
 }  // namespace
-
-SavedTensor::SavedTensor(const Tensor& tensor)
-    : tensor_(tensor), version_(tensor.defined() ? tensor.storage().version() : 0) {}
-
-const Tensor& SavedTensor::get() const {
-  SHERD_CHECK(tensor_.defined(), "a value that backward needs was already freed");
-  SHERD_CHECK(
-      tensor_.storage().version() == version_,
-      "a {} saved for backward was written in place since (version {}, saved at {}); write to "
-      "a copy, or after backward",
-      tensor_.describe(), tensor_.storage().version(), version_);
-  return tensor_;
-}
 
 bool Gradients::wants(int input) const {
   return inputs_[static_cast<std::size_t>(input)] >= 0;
@@ -60,8 +48,21 @@ Node::~Node() = default;
 
 Tape::Tape(Context& context) : context_(context), id_(context.next_tape_id()) {}
 
+Tape::Tape(Context& context, Recomputation& rerun) : Tape(context) {
+  recomputation_ = &rerun;
+  rerun_ = true;
+}
+
 Tape::~Tape() {
   if (context_.tape() == this) context_.set_tape(nullptr);
+}
+
+bool Tape::rerun_is_over_after(std::size_t saves) const {
+  return rerun_ && recomputation_->is_over_after(saves);
+}
+
+void Tape::append(Record record) {
+  if (!rerun_) records_.push_back(std::move(record));
 }
 
 int Tape::new_slot(const Tensor& tensor, bool keep) {
@@ -88,7 +89,7 @@ Variable Tape::parameter(Parameter& parameter) {
   const Variable variable(data, id_, new_slot(data, false));
   slots_.back().parameter = &parameter;
   slots_.back().dtype = compute_dtype(data.dtype());
-  records_.push_back({std::make_unique<ParameterNode>(parameter), {}, {}, {}, variable.slot_, 1});
+  append({std::make_unique<ParameterNode>(parameter), {}, {}, {}, variable.slot_, 1});
   parameters_.emplace(&parameter, variable.slot_);
   return variable;
 }
@@ -122,7 +123,8 @@ std::vector<Variable> Tape::add(std::unique_ptr<Node> node, std::span<const Vari
   for (const Tensor& output : outputs) {
     variables.push_back(Variable(output, id_, new_slot(output, false)));
   }
-  records_.push_back(std::move(record));
+  append(std::move(record));
+  if (recomputation_ != nullptr) recomputation_->add_operation();
   return variables;
 }
 
@@ -133,7 +135,7 @@ Variable Tape::add(std::unique_ptr<Node> node, std::span<const Variable> inputs,
 
 void Tape::on_backward(std::string label, std::function<void()> hook) {
   SHERD_CHECK(!finished_, "{}: this tape has run backward already; record on a new one", label);
-  records_.push_back({nullptr, std::move(hook), std::move(label), {}, 0, 0});
+  append({nullptr, std::move(hook), std::move(label), {}, 0, 0});
 }
 
 void Tape::accumulate(int index, Tensor gradient) {
@@ -172,6 +174,8 @@ void Tape::run(Record& record) {
 
 void Tape::backward(const Variable& output, Tensor grad_output) {
   SHERD_CHECK(!finished_, "backward: this tape has run backward already and freed what it saved");
+  SHERD_CHECK(!rerun_,
+              "backward: this tape belongs to a forward that runs again, and keeps nothing");
   SHERD_CHECK(output.requires_grad(),
               "backward: the {} does not depend on anything that requires a gradient",
               output.tensor().describe());

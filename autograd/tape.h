@@ -14,6 +14,7 @@
 #pragma once
 
 #include <sherd/autograd/parameter.h>
+#include <sherd/autograd/saved_tensor.h>
 #include <sherd/autograd/variable.h>
 
 #include <functional>
@@ -26,19 +27,6 @@
 namespace sherd {
 
 class Tape;
-
-// A tensor kept for backward. Reading it back throws if it was written in place in between.
-class SHERD_API SavedTensor {
- public:
-  SavedTensor() = default;
-  SavedTensor(const Tensor& tensor);
-  const Tensor& get() const;
-  bool defined() const { return tensor_.defined(); }
-
- private:
-  Tensor tensor_;
-  std::uint64_t version_ = 0;
-};
 
 // What a node's backward reads and writes: gradients of its outputs in, of its inputs out.
 class SHERD_API Gradients {
@@ -103,8 +91,20 @@ class SHERD_API Tape {
   // then.
   void backward(const Variable& output, Tensor grad_output = {});
 
+  // Does it belong to a second run of a recomputed forward (recompute.h)? Then it keeps neither
+  // nodes nor hooks, and never runs backward.
+  bool is_rerun() const { return rerun_; }
+  // In such a run: does nobody need what comes after the next `saves` saved tensors? The operation
+  // that saves them may then leave its result uncomputed.
+  bool rerun_is_over_after(std::size_t saves) const;
+
  private:
   friend class Gradients;
+  friend class Recomputation;
+  friend class SavedTensor;
+  friend Variable recompute(const std::string& name,
+                            std::function<Variable(const Variable&)> forward,
+                            const Variable& input);
   struct Record {
     std::unique_ptr<Node> node;  // null for a hook
     std::function<void()> hook;
@@ -121,7 +121,9 @@ class SHERD_API Tape {
     const Parameter* parameter = nullptr;  // of a parameter's slot
   };
 
+  Tape(Context& context, Recomputation& rerun);
   int new_slot(const Tensor& tensor, bool keep);
+  void append(Record record);
   void check_owner(const Variable& variable) const;
   void accumulate(int slot, Tensor gradient);
   void run(Record& record);
@@ -129,6 +131,8 @@ class SHERD_API Tape {
   Context& context_;
   std::uint64_t id_;
   bool finished_ = false;
+  Recomputation* recomputation_ = nullptr;  // whose forward is being recorded
+  bool rerun_ = false;                      // for the second time
   std::vector<Record> records_;
   std::vector<Slot> slots_;
   std::unordered_map<const Parameter*, int> parameters_;  // to their slots

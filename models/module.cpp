@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/models/module.h>
 
+#include <sherd/autograd/recompute.h>
 #include <sherd/runtime/trace.h>
 
 #include <algorithm>
@@ -21,8 +22,18 @@ Variable Module::operator()(const Variable& input) {
   const TraceScope trace(input.context().trace(), name_.empty() ? std::string_view("model") : name_,
                          "forward");
   Variable value = run_hooks(pre_hooks_, input);
-  value = forward(value);
+  value = recompute_ ? forward_twice(value) : forward(value);
   return run_hooks(post_hooks_, value);
+}
+
+Variable Module::forward_twice(const Variable& input) {
+  const auto run = [this, training = training_](const Variable& x) {
+    SHERD_CHECK(training == training_,
+                "set_training({}) came between forward and backward; call it after backward",
+                training_);
+    return forward(x);
+  };
+  return recompute(name_.empty() ? "model" : name_, run, input);
 }
 
 // Over a copy, since a hook may add and remove hooks, itself among them.
@@ -82,6 +93,7 @@ void Module::replace_child(const std::string& name, std::shared_ptr<Module> modu
   SHERD_CHECK(found != children_.end(), "module '{}' has no child '{}' to replace", name_, name);
   module->assign_names(found->second->name());
   module->set_training(found->second->training());
+  module->set_recompute(found->second->recomputes());
   found->second = std::move(module);
 }
 

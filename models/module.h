@@ -43,7 +43,7 @@ class SHERD_API Module {
     return children_;
   }
   std::shared_ptr<Module> child(const std::string& name) const;  // throws if there is none
-  // The new child takes the old one's name and mode.
+  // The new child takes the old one's name, mode and set_recompute().
   void replace_child(const std::string& name, std::shared_ptr<Module> module);
 
   // Every parameter below, each once (a tied one under its first name), in a fixed order: own ones
@@ -64,6 +64,13 @@ class SHERD_API Module {
   // Training mode turns dropout on. Holds for everything below.
   void set_training(bool training);
   bool training() const { return training_; }
+
+  // Keep of this module's forward only its input, and run it again in backward (recompute.h, which
+  // says what a forward must not do then). Hooks of this module run once as ever, those of modules
+  // below again with the second run. Inside a module that does so it has no effect, nor without a
+  // tape. Between forward and backward the mode (set_training) must not change.
+  void set_recompute(bool on) { recompute_ = on; }
+  bool recomputes() const { return recompute_; }
 
   // Calls visit for this module and everything below, parents first.
   void for_each_module(const std::function<void(Module&)>& visit);
@@ -91,10 +98,12 @@ class SHERD_API Module {
   void register_buffer(const std::string& name, Tensor tensor);
 
  private:
+  Variable forward_twice(const Variable& input);
   Variable run_hooks(const std::vector<std::pair<int, Hook>>& hooks, const Variable& input);
 
   std::string name_;
   bool training_ = true;
+  bool recompute_ = false;
   std::vector<std::pair<std::string, std::shared_ptr<Parameter>>> parameters_;
   std::vector<std::pair<std::string, Tensor>> buffers_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;

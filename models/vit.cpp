@@ -2,6 +2,7 @@
 #include <sherd/models/vit.h>
 
 #include <sherd/autograd/operations.h>
+#include <sherd/autograd/recompute.h>
 #include <sherd/runtime/suggest.h>
 
 #include <cmath>
@@ -89,6 +90,20 @@ ViTSettings vit_preset(const std::string& name) {
   fail("unknown model '{}'{}", name, did_you_mean(name, vit_preset_names()));
 }
 
+std::string_view name_of(Recompute recompute) {
+  static constexpr std::string_view kNames[] = {"none", "selective", "block"};
+  return kNames[static_cast<std::size_t>(recompute)];
+}
+
+Recompute recompute_from_name(std::string_view name) {
+  std::vector<std::string> known;
+  for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::block}) {
+    if (name == name_of(recompute)) return recompute;
+    known.emplace_back(name_of(recompute));
+  }
+  fail("unknown recomputation '{}'{}", name, did_you_mean(std::string(name), known));
+}
+
 ViTBlock::ViTBlock(const ViTSettings& s, double drop_path) : drop_path_(drop_path) {
   const AttentionSettings attention{s.dim, s.heads, s.head_dim, s.qkv_bias, s.drop};
   norm1_ = register_child("norm1", std::make_shared<LayerNorm>(s.dim, s.layer_norm_eps));
@@ -101,7 +116,14 @@ Variable ViTBlock::forward(const Variable& tokens) {
   const double rate = training() ? drop_path_ : 0.0;
   const Variable mixed =
       add_drop_path(tokens, attention_(norm1_(tokens)), rate, name() + ".drop_path1");
-  return add_drop_path(mixed, mlp_(norm2_(mixed)), rate, name() + ".drop_path2");
+  const auto feed = [this](const Variable& x) { return mlp_(norm2_(x)); };
+  const Variable fed = selective_ ? recompute(name() + ".mlp", feed, mixed) : feed(mixed);
+  return add_drop_path(mixed, fed, rate, name() + ".drop_path2");
+}
+
+void ViTBlock::set_recompute(Recompute recompute) {
+  selective_ = recompute == Recompute::selective;
+  Module::set_recompute(recompute == Recompute::block);
 }
 
 VisionTransformer::VisionTransformer(ViTSettings settings) : settings_(settings) {
@@ -126,6 +148,20 @@ VisionTransformer::VisionTransformer(ViTSettings settings) : settings_(settings)
                          std::make_shared<LayerNorm>(s.dim, s.layer_norm_eps));
   head_ = register_child("head", std::make_shared<Linear>(s.dim, s.classes, true));
   assign_names();
+}
+
+void VisionTransformer::set_recompute(Recompute recompute) {
+  for (const auto& [name, block] : child("blocks")->children()) {
+    if (auto* const vit_block = dynamic_cast<ViTBlock*>(block.get())) {
+      vit_block->set_recompute(recompute);
+      continue;
+    }
+    SHERD_CHECK(recompute != Recompute::selective,
+                "module '{}' is no ViTBlock, so it has no part that runs again selectively; choose "
+                "none or block, or set its parts' own flags",
+                block->name());
+    block->set_recompute(recompute == Recompute::block);
+  }
 }
 
 Variable VisionTransformer::forward(const Variable& images) {

@@ -12,6 +12,7 @@
 #include <sherd/models/module.h>
 
 #include <string>
+#include <string_view>
 #include <vector>
 
 namespace sherd {
@@ -48,16 +49,34 @@ struct ViTSettings {
 SHERD_API ViTSettings vit_preset(const std::string& name);
 SHERD_API std::vector<std::string> vit_preset_names();
 
+// What of a block runs again in backward instead of being kept (recompute.h). Kept of a block
+// between forward and backward, in elements a token, for heads * head_dim = dim, hidden width
+// r * dim, and all parameters trainable; what it costs counted in products:
+//   none       (8 + 2r) dim + heads + 4   the inputs of norm1, qkv, proj, norm2, fc1, fc2 and the
+//                                         activation, and qkv; statistics of norms and attention
+//   selective         7 dim + heads + 2   norm2 and the MLP up to the input of fc2 run again: for
+//                                         r = 4 a ninth of the step
+//   block               dim               all but fc2 runs again: two ninths of the step
+// r = 4: 16, 7 and 1 times dim. In backward one block at a time has all of it.
+enum class Recompute : std::uint8_t { none, selective, block };
+
+SHERD_API std::string_view name_of(Recompute recompute);
+SHERD_API Recompute recompute_from_name(std::string_view name);  // throws for any other name
+
 // x + attention(norm1(x)), then x + mlp(norm2(x)).
 class SHERD_API ViTBlock : public Module {
  public:
   ViTBlock(const ViTSettings& settings, double drop_path);
+
+  using Module::set_recompute;
+  void set_recompute(Recompute recompute);
 
  protected:
   Variable forward(const Variable& tokens) override;
 
  private:
   double drop_path_;
+  bool selective_ = false;
   Child norm1_, attention_, norm2_, mlp_;
 };
 
@@ -68,6 +87,10 @@ class SHERD_API VisionTransformer : public Module {
   const ViTSettings& settings() const { return settings_; }
   // FLOPs of the matrix products of one training step (forward and backward) on one image.
   double training_flops_per_image() const;
+
+  using Module::set_recompute;
+  // Of every block. Throws for `selective` where a block was replaced by something else.
+  void set_recompute(Recompute recompute);
 
  protected:
   Variable forward(const Variable& images) override;

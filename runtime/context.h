@@ -78,6 +78,8 @@ class SHERD_API Context {
   // Tapes are told apart by a number, so that a value of a dead tape is not mistaken for one of a
   // new tape at the same address.
   std::uint64_t next_tape_id() { return ++last_tape_id_; }
+  // Storages are numbered in the order they are made, so that one can tell which came before.
+  std::uint64_t next_storage_serial() { return ++last_storage_serial_; }
 
   const RandomPosition& random_position() const { return random_position_; }
   void set_random_position(const RandomPosition& position) { random_position_ = position; }
@@ -99,6 +101,7 @@ class SHERD_API Context {
   WorkCounters work_;
   Tape* tape_ = nullptr;
   std::uint64_t last_tape_id_ = 0;
+  std::uint64_t last_storage_serial_ = 0;
   RandomPosition random_position_;
   std::unordered_map<std::type_index, std::shared_ptr<void>> attachments_;
 };

@@ -9,6 +9,7 @@ namespace sherd {
 
 Storage::Storage(Context& context, std::size_t bytes, MemoryCategory category, MemoryPool pool)
     : context_(&context),
+      serial_(context.next_storage_serial()),
       allocator_(context.shared_allocator(pool)),
       bytes_(bytes),
       category_(category),

@@ -50,6 +50,9 @@ class SHERD_API Storage {
   // While bytes are on their way into it (a gather), reading it is an error too.
   void set_arriving(bool arriving) { arriving_ = arriving; }
 
+  // Grows with every storage made in a context; no other ever has it, unlike an address.
+  std::uint64_t serial() const { return serial_; }
+
   std::uint64_t version() const { return version_; }
   void mark_modified() { ++version_; }
 
@@ -65,6 +68,7 @@ class SHERD_API Storage {
   Storage(Context& context, std::size_t bytes, MemoryCategory category, MemoryPool pool);
 
   Context* context_;
+  const std::uint64_t serial_;
   std::shared_ptr<Allocator> allocator_;
   std::size_t bytes_;
   MemoryCategory category_;

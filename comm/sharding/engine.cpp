@@ -186,6 +186,7 @@ std::vector<ParameterSpan> ShardingEngine::spans() const {
 // --- forward ------------------------------------------------------------------------------------
 
 void ShardingEngine::before_forward(Stage& stage) {
+  if (in_rerun()) return before_rerun(stage);
   if (open_.empty()) begin_pass();
   check_not_open(&stage);
   const auto call = std::make_shared<Call>(Call{&stage, false, false});
@@ -203,6 +204,7 @@ void ShardingEngine::before_forward(Stage& stage) {
 }
 
 void ShardingEngine::after_forward(Stage& stage, const Variable& output) {
+  if (in_rerun()) return after_rerun();
   const std::shared_ptr<Call> call = open_.back();
   SHERD_INTERNAL_CHECK(call->stage == &stage, "forward of {} ends inside {}", stage.name,
                        call->stage->name);
@@ -229,6 +231,34 @@ void ShardingEngine::after_forward(Stage& stage, const Variable& output) {
     }
   }
   if (open_.empty()) end_pass();
+}
+
+// Note [Rerun]
+// Where a module that is recomputed (Module::set_recompute) holds units, their forward comes again
+// in the middle of its backward, on a tape that keeps no hooks. This is no Call: backward is there
+// already, so nothing is recorded, expected or prefetched. A unit whose backward has begun, or that
+// is on its way for it, is gathered and must stay so; the others are gathered for this run alone.
+// All ranks come to it at the same place of their tapes.
+bool ShardingEngine::in_rerun() const {
+  const Tape* tape = context_.tape();
+  return tape != nullptr && tape->is_rerun();
+}
+
+void ShardingEngine::before_rerun(Stage& stage) {
+  rerun_.emplace_back();
+  for (ShardedUnit* unit : stage.units) {
+    if (!unit->unshard()) continue;
+    rerun_.back().push_back(unit);
+    log(Kind::unshard, unit->name());
+  }
+  wait(stage);
+  log(Kind::forward, stage.name);
+}
+
+// A secondary copy stays what it was: if it is gone, so is the backward that it was for.
+void ShardingEngine::after_rerun() {
+  for (ShardedUnit* unit : rerun_.back()) reshard(*unit, false);
+  rerun_.pop_back();
 }
 
 void ShardingEngine::begin_pass() {
@@ -435,6 +465,7 @@ void ShardingEngine::abandon_step() {
   between_steps_ = true;
   for (const auto& unit : units_) unit->clear_gradients();
   open_.clear();
+  rerun_.clear();
   for (const auto& stage : stages_) {
     stage->running = 0;
     stage->prefetched = false;

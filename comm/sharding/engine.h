@@ -120,6 +120,9 @@ class SHERD_API ShardingEngine {
   void before_forward(Stage& stage);
   void after_forward(Stage& stage, const Variable& output);
   Variable cast_to(DType dtype, const Variable& value) const;
+  bool in_rerun() const;
+  void before_rerun(Stage& stage);
+  void after_rerun();
   void before_backward(const Recording& recording, std::size_t index);
   void after_backward(const Call& call);
 
@@ -159,6 +162,7 @@ class SHERD_API ShardingEngine {
   std::size_t next_ = 0;
   std::vector<std::shared_ptr<Call>> open_;  // forward passes that have not ended, outermost first
   std::vector<std::weak_ptr<Recording>> recordings_;
+  std::vector<std::vector<ShardedUnit*>> rerun_;  // what its open stages gathered, outermost first
 
   double exposed_seconds_ = 0.0;
   bool recording_events_ = false;

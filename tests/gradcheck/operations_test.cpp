@@ -7,6 +7,7 @@
 #include <sherd/autograd/tape.h>
 #include <sherd/kernels/elementwise.h>
 #include <sherd/kernels/random.h>
+#include <sherd/models/vit.h>
 
 #include <cmath>
 
@@ -229,6 +230,32 @@ TEST_SUITE("gradcheck") {
         CHECK(plan[i].first == real[i].first);
         CHECK(plan[i].second == real[i].second);
       }
+    }
+  }
+
+  TEST_CASE("recomputed modules of a ViT") {
+    Context context({.threads = 2, .seed = 5});
+    Sequential model;
+    model.append("mlp", std::make_shared<Mlp>(6, 10, Activation::gelu_erf, 0.3));
+    model.append("attn", std::make_shared<Attention>(AttentionSettings{6, 2, 3, true, 0.3}));
+    model.append("block", std::make_shared<ViTBlock>(
+                              ViTSettings{.dim = 6, .heads = 2, .head_dim = 3, .drop = 0.2}, 0.4));
+    model.initialize(context, DType::f64);
+    // Larger than at the start of a training, so that every part counts.
+    for (Parameter* parameter : model.parameters()) {
+      fill_normal(parameter->data(), 0.1, 0.5, RandomStream(3, "test", parameter->name()));
+    }
+    for (const auto& entry : model.children()) {
+      const std::shared_ptr<Module>& module = entry.second;
+      CAPTURE(entry.first);
+      module->set_recompute(true);
+      int forwards = 0;
+      module->children().front().second->add_pre_forward_hook(
+          [&](Module&, const Variable& x) { return ++forwards, x; });
+      const std::vector<Tensor> inputs{random_tensor(context, {4, 3, 6}, entry.first)};
+      CHECK_NOTHROW(gradcheck(
+          entry.first, [&](auto in) { return (*module)(in[0]); }, inputs));
+      CHECK(forwards == 2 + 2 * 4 * 3 * 6);  // two for the gradient
     }
   }
 

@@ -1,0 +1,127 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/autograd/recompute.h>
+
+#include <sherd/autograd/tape.h>
+
+#include <utility>
+
+namespace sherd {
+namespace {
+
+constexpr const char* kAdvice =
+    "; what runs again has to do the same both times: depend on its input, its parameters and the "
+    "random position alone, and change nothing";
+
+}  // namespace
+
+SavedTensor::SavedTensor(const Tensor& tensor) {
+  if (!tensor.defined()) return;
+  value_ = std::make_shared<Value>(Value{tensor, tensor.storage().version(), nullptr});
+  const Tape* tape = tensor.context().tape();
+  if (tape != nullptr && tape->recomputation_ != nullptr) tape->recomputation_->add_saved(value_);
+}
+
+const Tensor& SavedTensor::get() const {
+  SHERD_CHECK(defined(), "a value that backward needs was already freed");
+  // A copy: the values let go of it when it has run.
+  if (const std::shared_ptr<Recomputation> source = value_->source) source->run_again();
+  const Tensor& tensor = value_->tensor;
+  SHERD_CHECK(
+      tensor.storage().version() == value_->version,
+      "a {} saved for backward was written in place since (version {}, saved at {}); write to "
+      "a copy, or after backward",
+      tensor.describe(), tensor.storage().version(), value_->version);
+  return tensor;
+}
+
+Variable recompute(const std::string& name, std::function<Variable(const Variable&)> forward,
+                   const Variable& input) {
+  Tape* tape = input.context().tape();
+  if (tape == nullptr || tape->recomputation_ != nullptr) return forward(input);
+  return std::make_shared<Recomputation>(name, std::move(forward), input)->run_first(*tape, input);
+}
+
+Recomputation::Recomputation(std::string name, Forward forward, const Variable& input)
+    : name_(std::move(name)),
+      forward_(std::move(forward)),
+      input_(input.tensor()),
+      input_requires_grad_(input.requires_grad()),
+      random_position_(input.context().random_position()),
+      first_serial_(input.context().next_storage_serial()) {}
+
+Variable Recomputation::run_first(Tape& tape, const Variable& input) {
+  struct Inside {
+    Tape& tape;
+    ~Inside() { tape.recomputation_ = nullptr; }
+  } const inside{tape};
+  tape.recomputation_ = this;
+  return forward_(input);
+}
+
+void Recomputation::add_saved(const std::shared_ptr<SavedTensor::Value>& value) {
+  const Tensor tensor = value->tensor;
+  if (!again_) {
+    saved_.push_back({tensor.shape(), tensor.dtype(), {}});
+    const bool is_input = tensor.shared_storage() == input_.value_->tensor.shared_storage();
+    if (!is_input && tensor.storage().serial() < first_serial_) return;
+    value->tensor = {};
+    value->source = shared_from_this();
+    saved_.back().value = value;
+    return;
+  }
+  const std::size_t index = next_++;
+  SHERD_CHECK(index < saved_.size(), "it saved {} tensors for backward, and then more{}",
+              saved_.size(), kAdvice);
+  const Saved& first = saved_[index];
+  SHERD_CHECK(tensor.shape() == first.shape && tensor.dtype() == first.dtype,
+              "tensor {} of those that it saved for backward was a {} {}, and then a {}{}", index,
+              name_of(first.dtype), first.shape.to_string(), tensor.describe(), kAdvice);
+  if (const auto wanted = first.value.lock()) {
+    wanted->tensor = tensor;
+    wanted->version = value->version;
+  }
+}
+
+void Recomputation::run_again() {
+  const Tensor& input = input_.get();
+  Context& context = input.context();
+  const TraceScope trace(context.trace(), name_, "recompute");
+  again_ = true;
+  for (std::size_t i = 0; i < saved_.size(); ++i) {
+    if (!saved_[i].value.expired()) wanted_ = i + 1;
+  }
+  struct Position {
+    Context& context;
+    RandomPosition outside = context.random_position();
+    ~Position() { context.set_random_position(outside); }
+  } const position{context};
+  context.set_random_position(random_position_);
+  try {
+    Tape scratch(context, *this);
+    const TapeScope recording(scratch);
+    forward_(input_requires_grad_ ? scratch.watch(input) : Variable(input));
+    SHERD_CHECK(next_ == saved_.size() && operations_again_ == operations_,
+                "it recorded {} operations and saved {} tensors for backward, and then {} and {}{}",
+                operations_, saved_.size(), operations_again_, next_, kAdvice);
+  } catch (const Error& error) {
+    forget_second_run();
+    fail("running the forward of {} again: {}", name_, error.what());
+  } catch (...) {
+    forget_second_run();
+    throw;
+  }
+  for (const Saved& saved : saved_) {
+    if (const auto value = saved.value.lock()) value->source = nullptr;
+  }
+}
+
+void Recomputation::forget_second_run() {
+  for (const Saved& saved : saved_) {
+    if (const auto value = saved.value.lock()) value->tensor = {};
+  }
+  again_ = false;
+  next_ = wanted_ = 0;
+  operations_again_ = 0;
+}
+
+}  // namespace sherd

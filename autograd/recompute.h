@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: Apache-2.0
+// Activation recomputation (gradient checkpointing; Chen et al., 2016, "Training Deep Nets with
+// Sublinear Memory Cost"): of a part of the model only its input is kept between forward and
+// backward; when backward comes to it, its forward runs again and makes what backward needs.
+// Gradients have the bits that they have without it. Memory and time: models/vit.h.
+//
+//   y = recompute("blocks.3", [&](const Variable& x) { return mlp(norm(x)); }, x);
+//
+// Modules do this by Module::set_recompute.
+#pragma once
+
+#include <sherd/autograd/saved_tensor.h>
+#include <sherd/autograd/variable.h>
+#include <sherd/runtime/context.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace sherd {
+
+// forward(input), recorded on the context's current tape so that it runs again in backward. What
+// `forward` refers to must outlive the tape. It has to do the same both times: depend on nothing
+// but its input, parameters, older tensors and the random position (which the second run sees as it
+// was), and change nothing. An Error that names `name` says where it did something else. No effect
+// without a tape, or inside another recompute(): the outermost decides.
+SHERD_API Variable recompute(const std::string& name,
+                             std::function<Variable(const Variable&)> forward,
+                             const Variable& input);
+
+// Note [Recomputation]
+// The first run records its nodes on the tape as always: the same nodes in the same order, so
+// gradients flow and add up in the same order too. Only the SavedTensors made meanwhile give up
+// what was allocated inside, and the input. When backward asks the first of them for its tensor,
+// `forward` runs again on a tape that keeps no nodes, and the k-th SavedTensor made in the second
+// run gives its tensor to the k-th of the first. From then on each lives as long as its node, so
+// memory falls node by node as without recomputation. Tensors that are older than the first run
+// (parameters, labels) would be there anyway and stay where they are. They are told by the serial
+// numbers of their storages: an address may be that of an earlier tensor.
+//
+// Only the recomputation itself holds the input, and only until it has run again; nodes that saved
+// the input get it back then. It lives as long as one of the values that it has to make.
+//
+// The second run need not compute what only goes into the output. Where nothing that backward waits
+// for comes any more after what an operation saves, the operation may leave its result out
+// (Tape::rerun_is_over_after): linear() gives zeros then. So the last product of a ViT block, a
+// third of the block's products, is computed once.
+class SHERD_API Recomputation : public std::enable_shared_from_this<Recomputation> {
+ public:
+  using Forward = std::function<Variable(const Variable&)>;
+
+  Recomputation(std::string name, Forward forward, const Variable& input);
+
+  Variable run_first(Tape& tape, const Variable& input);
+  void run_again();
+
+  // What tape and saved tensors report, in either run.
+  void add_operation() { ++(again_ ? operations_again_ : operations_); }
+  void add_saved(const std::shared_ptr<SavedTensor::Value>& value);
+  // In the second run: is what comes after the next `saves` saved tensors needed by nobody?
+  bool is_over_after(std::size_t saves) const { return again_ && next_ + saves >= wanted_; }
+
+ private:
+  struct Saved {
+    Shape shape;
+    DType dtype;
+    std::weak_ptr<SavedTensor::Value> value;  // empty: its tensor was kept
+  };
+
+  void forget_second_run();
+
+  const std::string name_;
+  const Forward forward_;
+  const SavedTensor input_;
+  const bool input_requires_grad_;
+  const RandomPosition random_position_;
+  const std::uint64_t first_serial_;  // storages from here on are allocated inside
+  std::vector<Saved> saved_;
+  std::int64_t operations_ = 0;
+
+  // Of the second run.
+  bool again_ = false;
+  std::size_t next_ = 0;    // in saved_
+  std::size_t wanted_ = 0;  // number of those up to the last that has to be made
+  std::int64_t operations_again_ = 0;
+};
+
+}  // namespace sherd
