@@ -10,11 +10,6 @@
 namespace sherd {
 namespace {
 
-Tensor zero_state(const ParameterSpan& span) {
-  return Tensor::zeros(span.value.context(), span.value.shape(), span.value.dtype(),
-                       MemoryCategory::optimizer_state);
-}
-
 class AdamW final : public Optimizer {
  public:
   explicit AdamW(const AdamWSettings& settings) : settings_(settings) {
@@ -26,42 +21,18 @@ class AdamW final : public Optimizer {
                 settings.weight_decay);
   }
 
-  void prepare(std::span<const ParameterSpan> spans) override {
-    remember(spans);
-    state_.clear();
-    for (const ParameterSpan& span : spans) {
-      state_.push_back({span.name, zero_state(span), zero_state(span)});
-    }
-  }
+  std::vector<std::string> state_names() const override { return {"exp_avg", "exp_avg_sq"}; }
 
-  void step(std::span<const ParameterSpan> spans, double lr, double grad_scale) override {
-    check(spans);
-    ++steps_;
-    for (std::size_t i = 0; i < spans.size(); ++i) {
-      const ParameterSpan& span = spans[i];
-      if (!span.grad.defined()) continue;
-      adamw_update(span.value, span.grad, state_[i].exp_avg, state_[i].exp_avg_sq,
-                   {lr, settings_.beta1, settings_.beta2, settings_.eps,
-                    span.weight_decay ? settings_.weight_decay : 0.0, steps_, grad_scale});
-    }
-  }
-
-  std::vector<std::pair<std::string, Tensor>> state() const override {
-    std::vector<std::pair<std::string, Tensor>> all;
-    for (const State& s : state_) {
-      all.emplace_back(s.name + ".exp_avg", s.exp_avg);
-      all.emplace_back(s.name + ".exp_avg_sq", s.exp_avg_sq);
-    }
-    return all;
+ protected:
+  void update_span(const ParameterSpan& span, std::span<const Tensor> state, double lr,
+                   double grad_scale) override {
+    adamw_update(span.value, span.grad, state[0], state[1],
+                 {lr, settings_.beta1, settings_.beta2, settings_.eps,
+                  span.weight_decay ? settings_.weight_decay : 0.0, steps_done(), grad_scale});
   }
 
  private:
-  struct State {
-    std::string name;
-    Tensor exp_avg, exp_avg_sq;
-  };
   AdamWSettings settings_;
-  std::vector<State> state_;
 };
 
 class Sgd final : public Optimizer {
@@ -75,62 +46,77 @@ class Sgd final : public Optimizer {
                 settings.weight_decay);
   }
 
-  void prepare(std::span<const ParameterSpan> spans) override {
-    remember(spans);
-    state_.clear();
-    for (const ParameterSpan& span : spans) {
-      state_.emplace_back(span.name, settings_.momentum > 0.0 ? zero_state(span) : Tensor());
-    }
+  std::vector<std::string> state_names() const override {
+    return settings_.momentum > 0.0 ? std::vector<std::string>{"momentum"}
+                                    : std::vector<std::string>{};
   }
 
-  void step(std::span<const ParameterSpan> spans, double lr, double grad_scale) override {
-    check(spans);
-    ++steps_;
-    for (std::size_t i = 0; i < spans.size(); ++i) {
-      const ParameterSpan& span = spans[i];
-      if (!span.grad.defined()) continue;
-      sgd_update(span.value, span.grad, state_[i].second,
-                 {lr, settings_.momentum, span.weight_decay ? settings_.weight_decay : 0.0,
-                  settings_.nesterov, grad_scale});
-    }
-  }
-
-  std::vector<std::pair<std::string, Tensor>> state() const override {
-    std::vector<std::pair<std::string, Tensor>> all;
-    for (const auto& [name, momentum] : state_) {
-      if (momentum.defined()) all.emplace_back(name + ".momentum", momentum);
-    }
-    return all;
+ protected:
+  void update_span(const ParameterSpan& span, std::span<const Tensor> state, double lr,
+                   double grad_scale) override {
+    sgd_update(span.value, span.grad, state.empty() ? Tensor() : state[0],
+               {lr, settings_.momentum, span.weight_decay ? settings_.weight_decay : 0.0,
+                settings_.nesterov, grad_scale});
   }
 
  private:
   SgdSettings settings_;
-  std::vector<std::pair<std::string, Tensor>> state_;
 };
 
 }  // namespace
 
 Optimizer::~Optimizer() = default;
 
-void Optimizer::remember(std::span<const ParameterSpan> spans) {
+void Optimizer::prepare(std::span<const ParameterSpan> spans, const StatePlace& place) {
   steps_ = 0;
   prepared_.clear();
-  for (const ParameterSpan& span : spans) prepared_.emplace_back(span.name, span.value.shape());
+  const std::size_t states = state_names().size();
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    const Tensor& value = spans[i].value;
+    Prepared& prepared = prepared_.emplace_back(Prepared{spans[i].name, value.shape(), {}});
+    for (std::size_t k = 0; k < states; ++k) {
+      prepared.state.push_back(place ? place(i, k)
+                                     : Tensor::zeros(value.context(), value.shape(), value.dtype(),
+                                                     MemoryCategory::optimizer_state));
+    }
+  }
 }
 
-void Optimizer::check(std::span<const ParameterSpan> spans) const {
+void Optimizer::begin_step(std::span<const ParameterSpan> spans) {
   SHERD_CHECK(
       spans.size() == prepared_.size(),
       "optimizer: prepared for {} spans, stepped with {}; call prepare() with the same spans",
       prepared_.size(), spans.size());
   for (std::size_t i = 0; i < spans.size(); ++i) {
-    const auto& [name, shape] = prepared_[i];
-    const bool grad_fits = !spans[i].grad.defined() || spans[i].grad.shape() == shape;
-    SHERD_CHECK(spans[i].name == name && spans[i].value.shape() == shape && grad_fits,
-                "optimizer: span {} was prepared as {} {}, stepped with {} {} and gradient {}", i,
-                name, shape.to_string(), spans[i].name, spans[i].value.describe(),
-                spans[i].grad.describe());
+    const Prepared& prepared = prepared_[i];
+    const bool grad_fits = !spans[i].grad.defined() || spans[i].grad.shape() == prepared.shape;
+    SHERD_CHECK(
+        spans[i].name == prepared.name && spans[i].value.shape() == prepared.shape && grad_fits,
+        "optimizer: span {} was prepared as {} {}, stepped with {} {} and gradient {}", i,
+        prepared.name, prepared.shape.to_string(), spans[i].name, spans[i].value.describe(),
+        spans[i].grad.describe());
   }
+  ++steps_;
+}
+
+void Optimizer::update(std::size_t index, const ParameterSpan& span, double lr, double grad_scale) {
+  if (span.grad.defined()) update_span(span, prepared_.at(index).state, lr, grad_scale);
+}
+
+void Optimizer::step(std::span<const ParameterSpan> spans, double lr, double grad_scale) {
+  begin_step(spans);
+  for (std::size_t i = 0; i < spans.size(); ++i) update(i, spans[i], lr, grad_scale);
+}
+
+std::vector<std::pair<std::string, Tensor>> Optimizer::state() const {
+  std::vector<std::pair<std::string, Tensor>> all;
+  const std::vector<std::string> names = state_names();
+  for (const Prepared& prepared : prepared_) {
+    for (std::size_t k = 0; k < names.size(); ++k) {
+      all.emplace_back(prepared.name + "." + names[k], prepared.state[k]);
+    }
+  }
+  return all;
 }
 
 std::vector<ParameterSpan> parameter_spans(std::span<Parameter* const> parameters) {

@@ -7,6 +7,7 @@
 #include <sherd/autograd/parameter.h>
 #include <sherd/runtime/tensor.h>
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <string>
@@ -28,23 +29,39 @@ class SHERD_API Optimizer {
  public:
   virtual ~Optimizer();
 
-  // Allocates the state for these spans and starts counting steps anew. step() must be called with
-  // the same spans (names and shapes) in the same order.
-  virtual void prepare(std::span<const ParameterSpan> spans) = 0;
-  // One update. Gradients are multiplied by grad_scale first (clipping and loss scaling).
-  virtual void step(std::span<const ParameterSpan> spans, double lr, double grad_scale) = 0;
-  // State tensors by name, such as "head.weight.exp_avg".
-  virtual std::vector<std::pair<std::string, Tensor>> state() const = 0;
+  // Names of the state tensors that a span has, each of the span's shape and type.
+  virtual std::vector<std::string> state_names() const = 0;
 
+  // Where a state tensor of a span lies, set to zero: by default in memory of its own.
+  using StatePlace = std::function<Tensor(std::size_t span, std::size_t state)>;
+  // Makes the state for these spans and starts counting steps anew. Updates must be called with the
+  // same spans (names and shapes) in the same order.
+  void prepare(std::span<const ParameterSpan> spans, const StatePlace& place = {});
+
+  // One update. Gradients are multiplied by grad_scale first (clipping and loss scaling).
+  void step(std::span<const ParameterSpan> spans, double lr, double grad_scale);
+  // The same in parts, each span once, whatever is in memory together: begin_step() checks all and
+  // changes nothing yet.
+  void begin_step(std::span<const ParameterSpan> spans);
+  void update(std::size_t index, const ParameterSpan& span, double lr, double grad_scale);
+
+  // State tensors by name, such as "head.weight.exp_avg".
+  std::vector<std::pair<std::string, Tensor>> state() const;
   std::int64_t steps_done() const { return steps_; }
 
  protected:
-  void remember(std::span<const ParameterSpan> spans);
-  void check(std::span<const ParameterSpan> spans) const;  // throws before anything is changed
-  std::int64_t steps_ = 0;
+  // For a span that has a gradient.
+  virtual void update_span(const ParameterSpan& span, std::span<const Tensor> state, double lr,
+                           double grad_scale) = 0;
 
  private:
-  std::vector<std::pair<std::string, Shape>> prepared_;
+  struct Prepared {
+    std::string name;
+    Shape shape;
+    std::vector<Tensor> state;
+  };
+  std::vector<Prepared> prepared_;
+  std::int64_t steps_ = 0;
 };
 
 struct AdamWSettings {

@@ -21,6 +21,8 @@ namespace {
 
 std::vector<std::string> describe(Module& model, const ShardingOptions& options,
                                   const Precision& precision, std::uint64_t seed) {
+  static constexpr const char* kOffload[] = {"in place", "offloaded to the host",
+                                             "offloaded to files"};
   static constexpr const char* kReshard[] = {"by policy", "yes", "no", "in groups of "};
   const ReshardAfterForward& reshard = options.reshard_after_forward;
   std::vector<std::string> texts{
@@ -29,7 +31,10 @@ std::vector<std::string> describe(Module& model, const ShardingOptions& options,
                   name_of(options.policy), options.mesh ? options.mesh->to_string() : "of one axis",
                   kReshard[static_cast<int>(reshard.kind)],
                   reshard.group_size > 0 ? std::to_string(reshard.group_size) : "",
-                  options.prefetch, options.reduce_every_pass ? "pass" : "step")};
+                  options.prefetch, options.reduce_every_pass ? "pass" : "step"),
+      fmt::format("optimizer {}, parameters {}",
+                  kOffload[static_cast<int>(options.offload_optimizer.kind)],
+                  kOffload[static_cast<int>(options.offload_parameters.kind)])};
   std::map<const Parameter*, std::string> unit_of;
   for (const UnitPlan& unit : partition(model, options)) {
     for (const Parameter* parameter : unit.parameters) unit_of[parameter] = unit.name;
@@ -43,8 +48,8 @@ std::vector<std::string> describe(Module& model, const ShardingOptions& options,
 
 const ShardingOptions& checked(const ShardingOptions& options, const Precision& precision,
                                const Context& context, const Communicator& world) {
-  validate(options, world.size());
   validate(precision);
+  validate(options, world.size(), precision);
   SHERD_CHECK(context.is_meta() == world.on_paper(),
               "sharding: a context on {} needs a communicator {}", name_of(context.device()),
               context.is_meta() ? "on paper (make_meta_communicator)" : "of real ranks");
@@ -64,9 +69,9 @@ Communicator& compared(Communicator& world, Module& model, const ShardingOptions
 }  // namespace
 
 std::string ShardingEvent::to_string() const {
-  static constexpr const char* kNames[] = {"unshard",     "prefetch",     "wait", "forward",
-                                           "backward",    "reshard",      "drop", "reduce",
-                                           "wait_reduce", "gather_update"};
+  static constexpr const char* kNames[] = {
+      "unshard", "prefetch",    "wait",  "forward", "backward", "reshard",      "drop",
+      "reduce",  "wait_reduce", "fetch", "update",  "store",    "gather_update"};
   return fmt::format("{} {}", kNames[static_cast<int>(kind)], unit);
 }
 
@@ -76,14 +81,16 @@ ShardingEngine::ShardingEngine(Module& model, Context& context, Communicator& wo
       precision_(precision),
       options_(checked(options, precision, context, world)),
       groups_(context, compared(world, model, options_, precision, context.seed()), options_),
+      files_(context, options_),
       exceptions_(std::uncaught_exceptions()) {
   for (UnitPlan& plan : partition(model, options_)) {
     const UnitPolicy policy = plan.kind == UnitPlan::Kind::persistent
                                   ? persistent_unit_policy(options_)
                                   : unit_policy(options_);
-    units_.push_back(
-        std::make_unique<ShardedUnit>(context, groups_, std::move(plan), policy, precision));
+    units_.push_back(std::make_unique<ShardedUnit>(context, groups_, files_, std::move(plan),
+                                                   policy, precision, options_));
   }
+  files_.create();
   model.for_each_module([&](Module& module) {
     if (std::ranges::any_of(stages_, [&](const auto& s) { return s->module == &module; })) return;
     auto stage = std::make_unique<Stage>();
@@ -155,10 +162,11 @@ void ShardingEngine::visit_shards(const ShardVisitor& visit) {
 }
 
 void ShardingEngine::fill_shards(const ShardVisitor& fill) {
-  visit_shards(fill);
-  if (!precision_.mixed()) return;  // the buffers of gathered parameters were written themselves
-  for (const auto& unit : units_) unit->mark_updated();
-  gather_updates([](const ShardedUnit&) { return true; });
+  groups_.synchronize();
+  reshard_all();
+  for (const auto& unit : units_) unit->fill_shards(fill);
+  // Otherwise the buffers of gathered parameters were written themselves.
+  if (precision_.mixed()) gather_updates([](const ShardedUnit&) { return true; });
 }
 
 void ShardingEngine::initialize() {
@@ -449,6 +457,55 @@ void ShardingEngine::gather_updates(const std::function<bool(const ShardedUnit&)
   });
 }
 
+void ShardingEngine::prepare(Optimizer& optimizer) {
+  const std::size_t states = optimizer.state_names().size();
+  state_files_.emplace(context_, options_);
+  std::vector<std::pair<ShardedUnit*, std::size_t>> span_of;  // unit, place among its spans
+  for (const auto& unit : units_) {
+    unit->make_state(states, *state_files_);
+    const std::size_t count = unit->spans().size();
+    for (std::size_t i = 0; i < count; ++i) span_of.emplace_back(unit.get(), i);
+  }
+  state_files_->create();
+  optimizer.prepare(spans(), [&](std::size_t span, std::size_t state) {
+    return span_of[span].first->state(span_of[span].second, state);
+  });
+}
+
+// Note [Update from files]
+// What the update of a unit needs from files is read while the unit before is updated, and written
+// while the next one is: at most three units are in the host's memory.
+void ShardingEngine::update(Optimizer& optimizer, double lr, double grad_scale) {
+  files_.check_present();
+  if (state_files_) state_files_->check_present();
+  optimizer.begin_step(spans());
+  struct Work {
+    ShardedUnit* unit;
+    std::size_t first_span;
+  };
+  std::vector<Work> work;
+  std::size_t span_count = 0;
+  for (const auto& unit : units_) {
+    if (unit->trainable() && unit->has_gradient()) work.push_back({unit.get(), span_count});
+    span_count += unit->spans().size();
+  }
+  const auto fetch = [&](std::size_t i) {
+    if (i < work.size() && work[i].unit->start_fetch()) log(Kind::fetch, work[i].unit->name());
+  };
+  fetch(0);
+  for (std::size_t i = 0; i < work.size(); ++i) {
+    ShardedUnit& unit = *work[i].unit;
+    fetch(i + 1);
+    if (unit.wait_fetch()) log(Kind::update, unit.name());
+    std::size_t index = work[i].first_span;
+    for (const ParameterSpan& span : unit.spans()) optimizer.update(index++, span, lr, grad_scale);
+    if (unit.finish_update()) log(Kind::store, unit.name());
+    if (i > 0) work[i - 1].unit->settle();
+  }
+  if (!work.empty()) work.back().unit->settle();
+  finish_step();
+}
+
 void ShardingEngine::finish_step() {
   const auto changed = [](const ShardedUnit& unit) { return unit.has_gradient(); };
   for (const auto& unit : units_) {
@@ -489,6 +546,7 @@ void ShardingEngine::visit_parameters(
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       visit(*parameters[i], unit->view(weights, i));
     }
+    unit->settle();
   }
 }
 

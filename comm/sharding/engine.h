@@ -5,12 +5,11 @@
 //   ShardingEngine engine(model, context, communicator, DType::f32, {.policy = ...});
 //   (or a Precision: 16-bit parameters and gradients, weights kept in f32)
 //   engine.initialize();
-//   optimizer->prepare(engine.spans());
+//   engine.prepare(*optimizer);
 //   every step, with the loss of this rank's samples divided by the count over all ranks:
 //     tape.backward(loss);
 //     const GlobalStep all = engine.finish_backward(loss.tensor().item());
-//     optimizer->step(engine.spans(), lr, clip_factor(all.grad_norm, max_norm));
-//     engine.finish_step();
+//     engine.update(*optimizer, lr, clip_factor(all.grad_norm, max_norm));
 //
 // All ranks make the same calls in the same order and run the same modules in the same order; where
 // they do not, all get one Error that names the ranks and the units.
@@ -29,6 +28,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 namespace sherd {
@@ -68,7 +68,12 @@ class SHERD_API ShardingEngine {
   void set_gradient_sync(bool on) { sync_ = on; }
   // Completes this step's gradients, and sums this rank's loss over the ranks.
   GlobalStep finish_backward(double loss);
-  // After the optimizer: parameters are up to date, gradients gone.
+  // Makes the optimizer's state, where the options say: one flat tensor a unit.
+  void prepare(Optimizer& optimizer);
+  // Updates all weights by the optimizer. Parameters are up to date then, gradients gone.
+  void update(Optimizer& optimizer, double lr, double grad_scale);
+  // Instead, where a program has updated spans() by itself (what is offloaded to files is not in
+  // memory then).
   void finish_step();
   // Instead, after an exception that all ranks have caught: gives up the step.
   void abandon_step();
@@ -151,6 +156,8 @@ class SHERD_API ShardingEngine {
   Precision precision_;
   ShardingOptions options_;
   ShardingGroups groups_;
+  OffloadFiles files_;                       // of weights
+  std::optional<OffloadFiles> state_files_;  // of optimizer state
   std::vector<std::unique_ptr<ShardedUnit>> units_;
   std::vector<std::unique_ptr<Stage>> stages_;
   bool sync_ = true;

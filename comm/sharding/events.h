@@ -20,6 +20,9 @@ struct ShardingEvent {
     drop,           // ... of a unit that was prefetched and not needed
     reduce,         // the sum of its gradients over the ranks has been asked for
     wait_reduce,    // it has arrived
+    fetch,          // what a unit keeps in files for its update is being read
+    update,         // the optimizer starts on it
+    store,          // it is being written back
     gather_update,  // full parameters are gathered after the optimizer has updated shards
   };
   Kind kind = Kind::unshard;

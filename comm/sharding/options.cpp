@@ -115,7 +115,15 @@ ReshardAfterForward ReshardAfterForward::parse(std::string_view text) {
   return {Kind::group, static_cast<int>(group)};
 }
 
-void validate(const ShardingOptions& options, int ranks) {
+OffloadTo OffloadTo::parse(std::string_view text, std::string_view flag) {
+  if (text == "none") return {};
+  if (text == "cpu") return {Kind::cpu, {}};
+  SHERD_CHECK(text.starts_with("nvme:") && text.size() > 5,
+              "{}: expected none, cpu or nvme:DIR (such as nvme:/scratch), got '{}'", flag, text);
+  return {Kind::nvme, std::string(text.substr(5))};
+}
+
+void validate(const ShardingOptions& options, int ranks, const Precision& precision) {
   validate_mesh(options, ranks);
   using Reshard = ReshardAfterForward::Kind;
   const ReshardAfterForward& reshard = options.reshard_after_forward;
@@ -144,6 +152,16 @@ void validate(const ShardingOptions& options, int ranks) {
               "--reduce-every micro: has no use with --shard {}, which keeps full gradients; leave "
               "it out, or use zero2 or above",
               policy);
+  const bool offloads = options.offload_parameters.kind != OffloadTo::Kind::none;
+  SHERD_CHECK(shards || !offloads,
+              "--offload-parameters: --shard {} keeps all parameters gathered; use zero3, grad_op "
+              "or hybrid",
+              policy);
+  SHERD_CHECK(
+      !offloads || !precision.mixed() || options.offload_optimizer.kind != OffloadTo::Kind::none,
+      "--offload-parameters: with {} parameters their {} master weights would stay; give "
+      "--offload-optimizer too",
+      name_of(precision.parameters), name_of(precision.master));
 }
 
 void validate(const Precision& precision) {

@@ -54,6 +54,21 @@ struct ReshardAfterForward {
       std::string_view text);  // "yes", "no" or K; "" by policy
 };
 
+// Where a rank keeps what it does not compute with right now (ZeRO-Offload, Ren et al., 2021;
+// ZeRO-Infinity, Rajbhandari et al., 2021).
+struct OffloadTo {
+  enum class Kind : std::uint8_t {
+    none,  // with the rest, in the memory of the device
+    cpu,   // in the memory of the host
+    nvme,  // in files of `directory`, from where it comes to the host unit by unit
+  };
+  Kind kind = Kind::none;
+  std::string directory;
+
+  // "none", "cpu" or "nvme:DIR"; flag is named in errors.
+  SHERD_API static OffloadTo parse(std::string_view text, std::string_view flag);
+};
+
 // In which types a model is computed, sent and kept (mixed precision: Micikevicius et al., 2018;
 // the names are those of PyTorch's MixedPrecisionPolicy). Weights and optimizer state are kept in
 // `master`. A rank adds up its gradient in `master`, over all backward passes of a step, rounds it
@@ -88,10 +103,16 @@ struct ShardingOptions {
   // Axes "replicate" and "shard" over all ranks. Policy hybrid needs both; none may have one, and
   // then sums in its order; the others shard over all ranks.
   std::optional<ProcessMesh> mesh = {};
+  // The optimizer state, and with it the gradients of this rank's shard and, with mixed precision,
+  // its master weights.
+  OffloadTo offload_optimizer = {};
+  // This rank's shard of the parameters; for policies that shard them. With mixed precision the
+  // optimizer must be offloaded too.
+  OffloadTo offload_parameters = {};
 };
 
 // Throws, saying what to change, where the options do not fit each other or the number of ranks.
-SHERD_API void validate(const ShardingOptions& options, int ranks);
+SHERD_API void validate(const ShardingOptions& options, int ranks, const Precision& precision = {});
 
 // A policy as the engine sees it, once per unit.
 struct UnitPolicy {

@@ -25,8 +25,9 @@ void* address(const Tensor& tensor) {
 
 }  // namespace
 
-ShardedUnit::ShardedUnit(Context& context, ShardingGroups& groups, UnitPlan plan, UnitPolicy policy,
-                         const Precision& precision)
+ShardedUnit::ShardedUnit(Context& context, ShardingGroups& groups, OffloadFiles& files,
+                         UnitPlan plan, UnitPolicy policy, const Precision& precision,
+                         const ShardingOptions& options)
     : context_(context),
       groups_(groups),
       plan_(std::move(plan)),
@@ -34,9 +35,10 @@ ShardedUnit::ShardedUnit(Context& context, ShardingGroups& groups, UnitPlan plan
       precision_(precision),
       layout_(make_layout(plan_, groups.shard_count)),
       segments_(layout_.segments(groups.shard_rank)),
+      offload_optimizer_(options.offload_optimizer),
       arrivals_(plan_.parameters.size(), 0) {
   if (!trainable()) policy_.shard_gradients = policy_.shard_optimizer = false;
-  const Shape full{layout_.padded_numel()}, shard{layout_.shard_numel()};
+  const Shape full{layout_.padded_numel()};
   const bool master_is_shard = policy_.shard_parameters || policy_.shard_optimizer;
   if (policy_.shard_parameters) {
     flat_ =
@@ -46,9 +48,21 @@ ShardedUnit::ShardedUnit(Context& context, ShardingGroups& groups, UnitPlan plan
     flat_ = Tensor::zeros(context, full, precision.parameters, MemoryCategory::parameters);
     state_ = State::unsharded;
   }
-  if (policy_.shard_parameters || precision.mixed()) {
-    master_ = Tensor::zeros(context, master_is_shard ? shard : full, precision.master,
-                            MemoryCategory::parameters);
+  using Kind = OffloadTo::Kind;
+  constexpr auto kParameters = MemoryCategory::parameters;
+  const OffloadTo &to_optimizer = options.offload_optimizer, &to_shard = options.offload_parameters;
+  if (to_optimizer.kind != Kind::none) gradient_pool_ = MemoryPool::host;
+  const std::int64_t kept = master_is_shard ? layout_.shard_numel() : layout_.padded_numel();
+  if (precision.mixed()) {
+    master_ = make_kept(kept, precision.master, kParameters, to_optimizer, files.optimizer,
+                        "master weights", master_page_);
+    if (policy_.shard_parameters && to_optimizer.kind != Kind::none) {
+      shard_ = make_kept(layout_.shard_numel(), precision.parameters, kParameters, to_shard,
+                         files.parameters, "parameters", shard_page_);
+    }
+  } else if (policy_.shard_parameters) {
+    master_ = shard_ = make_kept(kept, precision.master, kParameters, to_shard, files.parameters,
+                                 "parameters", master_page_);
   } else {
     master_ = master_is_shard ? piece(flat_) : flat_;
   }
@@ -89,11 +103,41 @@ Tensor ShardedUnit::piece(const Tensor& flat) const {
   return flat.slice(0, begin, begin + layout_.shard_numel());
 }
 
-Tensor ShardedUnit::empty_gradient(std::int64_t numel) const {
-  return Tensor::empty(context_, {numel}, precision_.master, MemoryCategory::gradients);
+Tensor ShardedUnit::empty_gradient(std::int64_t numel, MemoryPool pool) const {
+  return Tensor::empty(context_, {numel}, precision_.master, MemoryCategory::gradients, pool);
 }
 
-void ShardedUnit::visit_shards(const ShardVisitor& visit) const {
+Tensor ShardedUnit::make_kept(std::int64_t numel, DType dtype, MemoryCategory category,
+                              const OffloadTo& to, OffloadFile& file, const char* what,
+                              std::unique_ptr<FilePage>& page) {
+  if (to.kind != OffloadTo::Kind::nvme) {
+    const bool host = to.kind == OffloadTo::Kind::cpu;
+    return Tensor::zeros(context_, {numel}, dtype, category,
+                         host ? MemoryPool::host : MemoryPool::device);
+  }
+  page = std::make_unique<FilePage>(context_, file, numel, dtype, category,
+                                    fmt::format("{} of unit {}", what, name()));
+  return page->tensor();
+}
+
+void ShardedUnit::fill_shards(const ShardVisitor& fill) {
+  if (master_page_) {
+    master_page_->create();
+    sherd::fill(master_, 0.0);  // padding too
+  }
+  visit_kept(fill);
+  round_master();
+  for (FilePage* page : pages()) page->store();
+  settle();
+}
+
+void ShardedUnit::visit_shards(const ShardVisitor& visit) {
+  if (master_page_) master_page_->wait();
+  visit_kept(visit);
+  if (master_page_) master_page_->discard();
+}
+
+void ShardedUnit::visit_kept(const ShardVisitor& visit) const {
   if (holds_master()) {
     for (std::size_t i = 0; i < plan_.parameters.size(); ++i) {
       const Parameter& parameter = *plan_.parameters[i];
@@ -109,6 +153,7 @@ void ShardedUnit::visit_shards(const ShardVisitor& visit) const {
 }
 
 Tensor ShardedUnit::gather_master() {
+  if (master_page_) master_page_->wait();
   if (holds_master()) return all_master();
   const Tensor full = Tensor::empty(context_, {layout_.padded_numel()}, precision_.master,
                                     MemoryCategory::gathered_parameters);
@@ -128,8 +173,10 @@ bool ShardedUnit::unshard() {
   flat_.storage().restore();
   const bool near = secondary_.defined();
   Communicator* group = near ? groups_.secondary.get() : groups_.shard.get();
-  Tensor source = near ? secondary_ : master_;
-  if (!near && precision_.mixed()) {
+  Tensor source = near ? secondary_ : shard_;
+  gathering_ = near ? nullptr : precision_.mixed() ? shard_page_.get() : master_page_.get();
+  if (gathering_ != nullptr) gathering_->fetch();
+  if (!source.defined()) {
     source = piece(flat_);
     const RefillScope refill(flat_.storage());
     copy(source, master_);
@@ -138,9 +185,12 @@ bool ShardedUnit::unshard() {
   const void* from = address(source);
   void* to = address(flat_);
   std::string label = name() + (near ? " unshard from neighbours" : " unshard");
-  gathered_ = groups_.enqueue(label, [=, dtype = precision_.parameters] {
-    group->all_gather(from, to, count, dtype, label);
-  });
+  gathered_ = groups_.enqueue(
+      label, [=, dtype = precision_.parameters,
+              read = gathering_ != nullptr ? gathering_->arrival() : BlockTransfer()] {
+        read.wait();
+        group->all_gather(from, to, count, dtype, label);
+      });
   flat_.storage().record_use(gathered_);
   source.storage().record_use(gathered_);
   flat_.storage().set_arriving(true);
@@ -151,6 +201,7 @@ bool ShardedUnit::unshard() {
 bool ShardedUnit::wait() {
   if (state_ != State::unsharding) return false;
   gathered_.wait();
+  if (gathering_ != nullptr) std::exchange(gathering_, nullptr)->discard();
   flat_.storage().set_arriving(false);
   state_ = State::unsharded;
   return true;
@@ -163,6 +214,7 @@ bool ShardedUnit::reshard(bool keep_secondary) {
     const std::int64_t begin = groups_.secondary->rank() * count;
     secondary_ = clone(flat_.slice(0, begin, begin + count), MemoryCategory::gathered_parameters);
   }
+  if (gathering_ != nullptr) std::exchange(gathering_, nullptr)->discard();
   flat_.storage().record_use(context_.compute_stream().record());
   flat_.storage().release();
   state_ = State::sharded;
@@ -222,7 +274,7 @@ void ShardedUnit::start_reduce() {
   if (!policy_.shard_gradients) {
     result_ = piece(full);
   } else if (!adds_) {
-    result_ = grad_shard_ = empty_gradient(layout_.shard_numel());
+    result_ = grad_shard_ = empty_gradient(layout_.shard_numel(), gradient_pool_);
   } else {
     // A second reduction of a step arrives apart, to be added then.
     result_ = rounds ? empty_gradient(layout_.shard_numel()) : piece(input_);
@@ -290,10 +342,69 @@ std::vector<ParameterSpan> ShardedUnit::spans() const {
   return spans;
 }
 
-void ShardedUnit::mark_updated() {
-  if (precision_.mixed() && !policy_.shard_parameters) {
+void ShardedUnit::make_state(std::size_t states, OffloadFiles& files) {
+  if (!trainable() || states == 0) return;
+  optimizer_state_ = make_kept(static_cast<std::int64_t>(states) * master_.numel(),
+                               precision_.master, MemoryCategory::optimizer_state,
+                               offload_optimizer_, files.optimizer, "optimizer state", state_page_);
+}
+
+Tensor ShardedUnit::state(std::size_t span, std::size_t state) const {
+  std::int64_t begin = static_cast<std::int64_t>(state) * master_.numel(), numel = 0;
+  if (policy_.shard_optimizer) {
+    begin += segments_.at(span).offset_in_shard;
+    numel = segments_[span].numel;
+  } else {
+    begin += layout_.offset(span);
+    numel = plan_.parameters.at(span)->numel();
+  }
+  return optimizer_state_.slice(0, begin, begin + numel);
+}
+
+bool ShardedUnit::start_fetch() {
+  if (master_page_) master_page_->fetch();
+  if (state_page_) state_page_->fetch();
+  return master_page_ || state_page_;
+}
+
+bool ShardedUnit::wait_fetch() {
+  if (master_page_) master_page_->wait();
+  if (state_page_) state_page_->wait();
+  return master_page_ || state_page_;
+}
+
+bool ShardedUnit::finish_update() {
+  round_master();
+  rounded_ = true;
+  bool any = false;
+  for (FilePage* page : pages()) any = page->store() || any;
+  return any;
+}
+
+void ShardedUnit::settle() {
+  for (FilePage* page : pages()) page->settle();
+}
+
+std::vector<FilePage*> ShardedUnit::pages() const {
+  std::vector<FilePage*> all;
+  for (FilePage* page : {master_page_.get(), shard_page_.get(), state_page_.get()}) {
+    if (page != nullptr) all.push_back(page);
+  }
+  return all;
+}
+
+void ShardedUnit::round_master() {
+  if (!precision_.mixed()) return;
+  if (shard_.defined()) {
+    if (shard_page_) shard_page_->create();
+    copy(shard_, master_);
+  } else if (!policy_.shard_parameters) {
     copy(policy_.shard_optimizer ? piece(flat_) : flat_, master_);
   }
+}
+
+void ShardedUnit::mark_updated() {
+  if (!std::exchange(rounded_, false)) round_master();
   flat_.storage().mark_modified();
 }
 

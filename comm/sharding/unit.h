@@ -11,12 +11,14 @@
 // Gradients are written into a flat buffer of the same layout, which is reduced as a whole.
 #pragma once
 
+#include <sherd/comm/sharding/file_page.h>
 #include <sherd/comm/sharding/groups.h>
 #include <sherd/comm/sharding/partition.h>
 #include <sherd/optim/optimizer.h>
 #include <sherd/runtime/flat_layout.h>
 
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -30,8 +32,9 @@ class SHERD_API ShardedUnit {
  public:
   enum class State : std::uint8_t { sharded, unsharding, unsharded };
 
-  ShardedUnit(Context& context, ShardingGroups& groups, UnitPlan plan, UnitPolicy policy,
-              const Precision& precision);
+  // Pages of what is offloaded go to `files`, to be made when all units have theirs.
+  ShardedUnit(Context& context, ShardingGroups& groups, OffloadFiles& files, UnitPlan plan,
+              UnitPolicy policy, const Precision& precision, const ShardingOptions& options);
   ~ShardedUnit();
   ShardedUnit(const ShardedUnit&) = delete;
   ShardedUnit& operator=(const ShardedUnit&) = delete;
@@ -43,10 +46,11 @@ class SHERD_API ShardedUnit {
   State state() const { return state_; }
   bool trainable() const { return plan_.kind != UnitPlan::Kind::frozen; }
 
-  // Calls visit for all master weights that this rank keeps. Where the buffer of gathered
-  // parameters stays, it does not see what is written to them before the next update.
-  void visit_shards(const ShardVisitor& visit) const;
-  // All master weights, gathered where they are spread; in f32 or f64. All ranks together.
+  // Calls visit for all master weights that this rank keeps, to read or to write them.
+  void visit_shards(const ShardVisitor& visit);
+  void fill_shards(const ShardVisitor& fill);
+  // All master weights, gathered where they are spread; in f32 or f64, until settle(). All ranks
+  // together.
   Tensor gather_master();
   Tensor view(const Tensor& flat, std::size_t parameter) const;
 
@@ -81,10 +85,17 @@ class SHERD_API ShardedUnit {
   void set_arrivals(const std::int64_t* sums);
   bool has_gradient() const;
 
-  // What the optimizer of this rank updates.
+  // What the optimizer of this rank updates, and `states` tensors beside each, zero at first.
   std::vector<ParameterSpan> spans() const;
-  // After the update: master weights are rounded into the buffer of gathered parameters where that
-  // stays, and a tape recorded before is told that its saved values are old; then full parameters
+  void make_state(std::size_t states, OffloadFiles& files);
+  Tensor state(std::size_t span, std::size_t state) const;
+
+  // The update: what lies in files comes, is updated, goes. Each returns whether anything does.
+  bool start_fetch();
+  bool wait_fetch();
+  bool finish_update();  // master weights are rounded to where they are gathered from
+  void settle();         // what was fetched is in its file again, its memory given back
+  // After it: a tape recorded before is told that its saved values are old; then full parameters
   // are gathered from the shards (on the stream, until the event).
   void mark_updated();
   bool gathers_update() const { return !policy_.shard_parameters && policy_.shard_optimizer; }
@@ -98,7 +109,13 @@ class SHERD_API ShardedUnit {
  private:
   Tensor piece(const Tensor& flat) const;  // this rank's shard of a full buffer
   const Tensor& all_master() const { return precision_.mixed() ? master_ : flat_; }
-  Tensor empty_gradient(std::int64_t numel) const;
+  Tensor empty_gradient(std::int64_t numel, MemoryPool pool = MemoryPool::device) const;
+  // A tensor that stays where `to` says; with a page where that is a file.
+  Tensor make_kept(std::int64_t numel, DType dtype, MemoryCategory category, const OffloadTo& to,
+                   OffloadFile& file, const char* what, std::unique_ptr<FilePage>& page);
+  void visit_kept(const ShardVisitor& visit) const;
+  std::vector<FilePage*> pages() const;
+  void round_master();
   Tensor gradient_place(std::size_t parameter);
   void check_not_summed() const;
   void zero_what_did_not_arrive();
@@ -111,10 +128,17 @@ class SHERD_API ShardedUnit {
   FlatLayout layout_;
   std::vector<ShardSegment> segments_;  // of this rank
   State state_ = State::sharded;
-  Tensor flat_;       // all parameters in the type of computation; without bytes while sharded
-  Tensor master_;     // what this rank updates: its shard, or all; a view of flat_ where that is
-                      // kept and of the same type
-  Tensor secondary_;  // this rank's part of what K neighbours keep
+  Tensor flat_;    // all parameters in the type of computation; without bytes while sharded
+  Tensor master_;  // what this rank updates: its shard, or all; a view of flat_ where that is
+                   // kept and of the same type
+  Tensor shard_;   // from where the unit is gathered; undefined where master_ is rounded for that
+  Tensor optimizer_state_;  // one stretch of master_'s size after the other
+  std::unique_ptr<FilePage> master_page_, shard_page_, state_page_;  // of those in files
+  FilePage* gathering_ = nullptr;                                    // is being read for a gather
+  MemoryPool gradient_pool_ = MemoryPool::device;                    // of grad_shard_
+  OffloadTo offload_optimizer_;
+  bool rounded_ = false;  // round_master() has been called since the update
+  Tensor secondary_;      // this rank's part of what K neighbours keep
   Event gathered_, reduced_;
   Tensor full_grad_, input_, result_, grad_shard_;  // see start_reduce()
   bool passed_ = false;        // a backward pass came through whose gradients are not summed yet

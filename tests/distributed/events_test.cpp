@@ -297,6 +297,9 @@ TEST_CASE("schedule: few units are gathered and one is reduced at any moment") {
             break;
           case Kind::forward:
           case Kind::backward:
+          case Kind::fetch:
+          case Kind::update:
+          case Kind::store:
           case Kind::gather_update: break;
         }
         most = std::max(most, gathered.size());

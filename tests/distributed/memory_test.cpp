@@ -62,9 +62,8 @@ ModelState live(RankTrainer& rank) {
   return {ledger.live(M::parameters), ledger.live(M::gradients), ledger.live(M::optimizer_state)};
 }
 
-// The table, in whole allocations: one buffer of a unit's parameters and one of its gradients, all
-// padded elements or a shard of them; two tensors of optimizer state for each piece of a parameter
-// that this rank updates.
+// The table, in whole allocations: one buffer of a unit's parameters, one of its gradients and one
+// of two states for the optimizer, of all padded elements or a shard of them.
 ModelState expected(RankTrainer& rank, bool with_gradients) {
   const ShardingEngine& engine = rank.engine;
   const P policy = engine.options().policy;
@@ -92,15 +91,8 @@ ModelState expected(RankTrainer& rank, bool with_gradients) {
       state.gradients +=
           allocated(whole_gradients ? layout.padded_numel() : layout.shard_numel(), dtype);
     }
-    if (policy == P::none) {
-      for (const Parameter* parameter : unit->plan().parameters) {
-        state.optimizer_state += 2 * allocated(parameter->numel(), dtype);
-      }
-    } else {
-      for (const ShardSegment& segment : layout.segments(engine.groups().shard_rank)) {
-        state.optimizer_state += 2 * allocated(segment.numel, dtype);
-      }
-    }
+    state.optimizer_state +=
+        allocated(2 * (policy == P::none ? layout.padded_numel() : layout.shard_numel()), dtype);
   }
   return state;
 }

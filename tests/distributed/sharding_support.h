@@ -140,7 +140,7 @@ class RankTrainer {
         engine(*model, context, ranks, run.precision, run.sharding),
         optimizer(make_adamw({.weight_decay = 0.1})) {
     engine.initialize();
-    optimizer->prepare(engine.spans());
+    engine.prepare(*optimizer);
   }
 
   // Of samples [from, to) of the step's batch, recorded on the context's tape.
@@ -181,8 +181,7 @@ class RankTrainer {
   }
 
   void update(const GlobalStep& all) {
-    optimizer->step(engine.spans(), 3e-3, clip_factor(all.grad_norm, 0.5));
-    engine.finish_step();
+    engine.update(*optimizer, 3e-3, clip_factor(all.grad_norm, 0.5));
   }
 
   GlobalStep step(int number) {

@@ -27,7 +27,7 @@ TrainingStep::TrainingStep(Context& context, Module& model, ShardingEngine& engi
   SHERD_CHECK(settings.micro_batch >= 0, "--micro-batch: must not be negative, got {}",
               settings.micro_batch);
   if (settings.loss_scale) scaler_.emplace(*settings.loss_scale);
-  optimizer_.prepare(engine_.spans());
+  engine_.prepare(optimizer_);
 }
 
 // The loss is divided by the samples of all ranks and passes, so that contributions add up to the
@@ -82,10 +82,9 @@ StepResult TrainingStep::run_staged(InputBuffers& inputs, std::int64_t samples,
   check_finite(result, inputs);
   {
     const TraceScope update_trace(context_.trace(), "optimizer", "optimizer");
-    optimizer_.step(engine_.spans(), result.lr,
-                    clip_factor(result.grad_norm, settings_.clip_grad_norm) / result.loss_scale);
+    engine_.update(optimizer_, result.lr,
+                   clip_factor(result.grad_norm, settings_.clip_grad_norm) / result.loss_scale);
   }
-  engine_.finish_step();
   if (scaler_) scaler_->good_step();
   ++steps_;
   return result;
