@@ -72,15 +72,38 @@ namespace detail {
 typedef std::uint16_t Halves __attribute__((vector_size(kVectorBytes / 2)));
 typedef std::uint32_t Words __attribute__((vector_size(kVectorBytes)));
 
-SHERD_INLINE VecOf<float>::type widen(Halves halves, bf16) {
-  return (VecOf<float>::type)(__builtin_convertvector(halves, Words) << 16);
+// One instruction each with AVX-512; g++ 12 makes three of the plain form.
+SHERD_INLINE Words zero_extended(Halves halves) {
+#if defined(__AVX512F__)
+  return (Words)_mm512_maskz_cvtepu16_epi32(0xffff, (__m256i)halves);
+#else
+  return __builtin_convertvector(halves, Words);
+#endif
 }
-// bf16's own rounding (runtime/dtype.h), lane by lane.
+SHERD_INLINE Halves truncated(Words words) {
+#if defined(__AVX512F__)
+  return (Halves)_mm512_maskz_cvtepi32_epi16(0xffff, (__m512i)words);
+#else
+  return __builtin_convertvector(words, Halves);
+#endif
+}
+
+SHERD_INLINE VecOf<float>::type widen(Halves halves, bf16) {
+  return (VecOf<float>::type)(zero_extended(halves) << 16);
+}
+// bf16's own rounding (runtime/dtype.h), lane by lane. The processor's instruction equals it,
+// except that it takes subnormal numbers for zero.
 SHERD_INLINE Halves narrow(VecOf<float>::type v, bf16) {
+#if defined(__AVX512BF16__) && defined(__AVX512DQ__)
+  constexpr int kSubnormal = 0x20;
+  if (__builtin_expect(_mm512_fpclass_ps_mask((__m512)v, kSubnormal) == 0, 1)) {
+    return (Halves)_mm512_cvtneps_pbh((__m512)v);
+  }
+#endif
   const auto word = (Words)v;
-  const Words rounded = (word + 0x7fffu + ((word >> 16) & 1u)) >> 16;
-  const Words quiet = (word >> 16) | 0x40u;
-  return __builtin_convertvector((word & 0x7fffffffu) > 0x7f800000u ? quiet : rounded, Halves);
+  const Words upper = word >> 16;
+  const Words rounded = (word + 0x7fffu + (upper & 1u)) >> 16;
+  return truncated(v == v ? rounded : upper | 0x40u);
 }
 
 // The processor's conversion equals f16's, except that it keeps the payload of a NaN.

@@ -78,6 +78,12 @@ void copy_view(int threads, const StridedView& view, const char* from, char* to)
   const auto last = static_cast<std::size_t>(view.rank - 1);
   const bool transposed = view.rank >= 2 && view.stride[last] != 1 && view.stride[last - 1] == 1;
   const std::int64_t cols = view.size[last];
+  if (view.rank == 1 && view.stride[last] == 1) {
+    parallel_blocks(threads, cols, kElementwiseBlock, [&](std::int64_t begin, std::int64_t end) {
+      copy_row<Word>(end - begin, 1, from + begin * size, to + begin * size);
+    });
+    return;
+  }
   const std::int64_t height = transposed ? view.size[last - 1] : 1;
   const std::int64_t bands = transposed ? (height + kTile<Word> - 1) / kTile<Word> : 1;
   std::int64_t planes = 1;

@@ -260,6 +260,25 @@ TEST_CASE("cpu elementwise: all 16-bit numbers survive the way to fp32 and back"
   }
 }
 
+// Vectors of neighbours and vectors of strangers: the processor's conversion is taken for a vector
+// without subnormal numbers.
+TEST_CASE("cpu elementwise: fp32 to bf16 has the bits of bf16's own rounding, NaN and all") {
+  constexpr std::uint32_t kLower[] = {0, 1, 0x7fff, 0x8000, 0x8001, 0xffff};
+  for (const std::uint32_t stride : {1u, 40503u}) {
+    std::vector<float> in;
+    for (const std::uint32_t lower : kLower) {
+      for (std::uint32_t i = 0; i < 65536; ++i) {
+        in.push_back(std::bit_cast<float>((i * stride % 65536) << 16 | lower));
+      }
+    }
+    std::vector<bf16> out(in.size());
+    cast<float, bf16>(2, static_cast<std::int64_t>(in.size()), in.data(), out.data());
+    std::size_t wrong = 0;
+    for (std::size_t i = 0; i < in.size(); ++i) wrong += out[i].bits != bf16(in[i]).bits;
+    CHECK(wrong == 0);
+  }
+}
+
 TEST_CASE_TEMPLATE("cpu elementwise: casts from bytes", T, ALL_TYPES) {
   std::vector<std::uint8_t> bytes(256);
   for (std::size_t i = 0; i < 256; ++i) bytes[i] = static_cast<std::uint8_t>(i);

@@ -197,6 +197,15 @@ TEST_CASE("products: the same bits on every run; empty ones") {
   const Tensor b = cast(random_matrix(context, 200, 100, "b"), DType::f32);
   const auto first = matmul(a, b).to_vector<float>();
   for (int i = 0; i < 20; ++i) CHECK(matmul(a, b).to_vector<float>() == first);
+  for (const DType dtype : {DType::bf16, DType::f16}) {
+    const Tensor x = cast(a, dtype), y = cast(b, dtype);
+    const auto small = cast(matmul(x, y), DType::f32).to_vector<float>();
+    const auto weight = linear_backward_weight(x, x).to_vector<float>();
+    for (int i = 0; i < 10; ++i) {
+      CHECK(cast(matmul(x, y), DType::f32).to_vector<float>() == small);
+      CHECK(linear_backward_weight(x, x).to_vector<float>() == weight);
+    }
+  }
   CHECK(matmul(a.slice(0, 0, 0), b).shape() == Shape{0, 100});
   const Tensor zero = matmul(contiguous(a.slice(1, 0, 0)), b.slice(0, 0, 0));
   CHECK(zero.to_vector<float>() == std::vector<float>(300 * 100, 0.0f));
