@@ -587,6 +587,33 @@ TEST_CASE("recompute: in backward memory falls node by node, and the input goes 
   }
 }
 
+TEST_CASE("recompute: one handle holds the input, and lets go of it when it has run again") {
+  Context context({.threads = 1, .seed = 4});
+  long after_rerun = 0;
+  Tensor input = rows(context);
+  Probe probe([&](Probe& p, const Variable& x) {
+    Variable y = add(x, two_layers(p, x));  // its first product saves the input
+    if (p.runs == 1) {
+      context.tape()->on_backward("input",
+                                  [&] { after_rerun = input.shared_storage().use_count(); });
+    }
+    return activate(y, Activation::relu);
+  });
+  probe.initialize(context, DType::f64);
+  probe.set_recompute(true);
+  Tape tape(context);
+  Variable loss;
+  {
+    const TapeScope recording(tape);
+    loss = sum(probe(tape.watch(input)));
+  }
+  CHECK(input.shared_storage().use_count() == 2);
+  tape.backward(loss);
+  CHECK(probe.runs == 2);
+  CHECK(after_rerun == 2);  // the product's
+  CHECK(input.shared_storage().use_count() == 1);
+}
+
 TEST_CASE("recompute: names, and blocks that were replaced") {
   for (const Recompute mode : kModes) CHECK(recompute_from_name(name_of(mode)) == mode);
   CHECK_THROWS_WITH_AS(recompute_from_name("blok"),
