@@ -346,6 +346,12 @@ TEST_CASE("recompute: a forward that does something else the second time is an e
   });
   CHECK(shape.find("again: tensor 0 of those that it saved for backward was a f64 [3, 4], and then "
                    "a f64 [4, 3]; what runs again") != std::string::npos);
+  const auto one_less = message([](Probe& p, const Variable& x) {
+    const Variable y = activate(x, Activation::relu);
+    return p.runs == 1 ? activate(y, Activation::relu) : scale(y, 2.0);
+  });
+  CHECK(one_less.find("again: it recorded 2 operations and saved 2 tensors for backward, and then "
+                      "2 and 1; what runs again") != std::string::npos);
   // Dropout saves nothing.
   const auto unsaved = message([](Probe& p, const Variable& x) {
     return activate(dropout(x, p.runs == 1 ? 0.5 : 0.0, "layer"), Activation::relu);
@@ -612,6 +618,27 @@ TEST_CASE("recompute: one handle holds the input, and lets go of it when it has 
   CHECK(probe.runs == 2);
   CHECK(after_rerun == 2);  // the product's
   CHECK(input.shared_storage().use_count() == 1);
+}
+
+TEST_CASE("recompute: the second run holds nothing of nodes that no gradient reached") {
+  Context context({.threads = 1, .seed = 4});
+  std::int64_t before = 0, after = 0;
+  Probe probe([&](Probe& p, const Variable& x) {
+    const Variable y = two_layers(p, x);
+    before = context.ledger().live_total();
+    two_layers(p, y);
+    after = context.ledger().live_total();
+    if (p.runs == 1) CHECK(after == before);
+    return y;
+  });
+  probe.initialize(context, DType::f64);
+  probe.set_recompute(true);
+  Tape tape(context);
+  const Variable x = tape.watch(rows(context));
+  const TapeScope recording(tape);
+  tape.backward(sum(probe(x)));
+  CHECK(probe.runs == 2);
+  CHECK(after == before);
 }
 
 TEST_CASE("recompute: names, and blocks that were replaced") {
