@@ -24,7 +24,8 @@ namespace sherd {
 // forward(input), recorded on the context's current tape so that it runs again in backward. What
 // `forward` refers to must outlive the tape. It has to do the same both times: depend on nothing
 // but its input, parameters, older tensors and the random position (which the second run sees as it
-// was), and change nothing. An Error that names `name` says where it did something else. No effect
+// was), and change nothing. An Error that names `name` says where it did something else. What comes
+// after the last value that backward needs may be wrong the second time (it is not used). No effect
 // without a tape, or inside another recompute(): the outermost decides.
 SHERD_API Variable recompute(const std::string& name,
                              std::function<Variable(const Variable&)> forward,

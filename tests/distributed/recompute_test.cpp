@@ -192,6 +192,42 @@ TEST_CASE("recompute: a second forward gathers what is not there and gives back 
     wait_reduce (root))");
 }
 
+TEST_CASE("recompute: a step given up in the middle of a second forward leaves no trace") {
+  RunOptions run = run_of(P::zero3, 2);
+  run.sharding.units = UnitRule::parse("params:220");
+  const RunResult expected = train_ranks(2, vit(Recompute::none), run);
+  std::vector<RunResult> results(2);
+  std::vector<std::string> messages(2);
+  on_threads(2, vit(Recompute::block), run, [&](RankTrainer& rank) {
+    const auto me = static_cast<std::size_t>(rank.world.rank());
+    bool armed = true;
+    const auto fc1 = rank.model->child("blocks")->child("1")->child("mlp")->child("fc1");
+    fc1->add_pre_forward_hook([&](Module&, const Variable& x) {
+      const Tape* tape = rank.context.tape();
+      SHERD_CHECK(!armed || tape == nullptr || !tape->is_rerun(), "out of luck");
+      return x;
+    });
+    try {
+      rank.forward_backward(0);
+    } catch (const Error& error) {
+      messages[me] = error.what();
+    }
+    rank.engine.abandon_step();
+    armed = false;
+    for (int step = 0; step < run.steps; ++step) {
+      const GlobalStep all = rank.step(step);
+      results[me].losses.push_back(all.loss);
+      results[me].norms.push_back(all.grad_norm);
+    }
+    rank.weights_into(results[me]);
+  });
+  for (std::size_t rank = 0; rank < 2; ++rank) {
+    CHECK(messages[rank].find("running the forward of blocks.1 again: out of luck") !=
+          std::string::npos);
+    check_equal(results[rank], expected);
+  }
+}
+
 TEST_CASE("recompute: the peak of a run is that of its plan") {
   for (const P policy : kPolicies) {
     CAPTURE(name_of(policy));

@@ -346,6 +346,12 @@ TEST_CASE("recompute: a forward that does something else the second time is an e
   });
   CHECK(shape.find("again: tensor 0 of those that it saved for backward was a f64 [3, 4], and then "
                    "a f64 [4, 3]; what runs again") != std::string::npos);
+  const auto one_less = message([](Probe& p, const Variable& x) {
+    const Variable y = activate(x, Activation::relu);
+    return p.runs == 1 ? activate(y, Activation::relu) : scale(y, 2.0);
+  });
+  CHECK(one_less.find("again: it recorded 2 operations and saved 2 tensors for backward, and then "
+                      "2 and 1; what runs again") != std::string::npos);
   // Dropout saves nothing.
   const auto unsaved = message([](Probe& p, const Variable& x) {
     return activate(dropout(x, p.runs == 1 ? 0.5 : 0.0, "layer"), Activation::relu);
@@ -585,6 +591,54 @@ TEST_CASE("recompute: in backward memory falls node by node, and the input goes 
       CHECK(live[i] - base == 512 + static_cast<std::int64_t>(4 - i) * kTensor);
     }
   }
+}
+
+TEST_CASE("recompute: one handle holds the input, and lets go of it when it has run again") {
+  Context context({.threads = 1, .seed = 4});
+  long after_rerun = 0;
+  Tensor input = rows(context);
+  Probe probe([&](Probe& p, const Variable& x) {
+    Variable y = add(x, two_layers(p, x));  // its first product saves the input
+    if (p.runs == 1) {
+      context.tape()->on_backward("input",
+                                  [&] { after_rerun = input.shared_storage().use_count(); });
+    }
+    return activate(y, Activation::relu);
+  });
+  probe.initialize(context, DType::f64);
+  probe.set_recompute(true);
+  Tape tape(context);
+  Variable loss;
+  {
+    const TapeScope recording(tape);
+    loss = sum(probe(tape.watch(input)));
+  }
+  CHECK(input.shared_storage().use_count() == 2);
+  tape.backward(loss);
+  CHECK(probe.runs == 2);
+  CHECK(after_rerun == 2);  // the product's
+  CHECK(input.shared_storage().use_count() == 1);
+}
+
+TEST_CASE("recompute: the second run holds nothing of nodes that no gradient reached") {
+  Context context({.threads = 1, .seed = 4});
+  std::int64_t before = 0, after = 0;
+  Probe probe([&](Probe& p, const Variable& x) {
+    const Variable y = two_layers(p, x);
+    before = context.ledger().live_total();
+    two_layers(p, y);
+    after = context.ledger().live_total();
+    if (p.runs == 1) CHECK(after == before);
+    return y;
+  });
+  probe.initialize(context, DType::f64);
+  probe.set_recompute(true);
+  Tape tape(context);
+  const Variable x = tape.watch(rows(context));
+  const TapeScope recording(tape);
+  tape.backward(sum(probe(x)));
+  CHECK(probe.runs == 2);
+  CHECK(after == before);
 }
 
 TEST_CASE("recompute: names, and blocks that were replaced") {
