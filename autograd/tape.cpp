@@ -200,8 +200,11 @@ void Tape::backward(const Variable& output, Tensor grad_output) {
     try {
       run(record);
     } catch (const Error& error) {
-      fail("backward of {}: {}", record.node ? record.node->name() : record.label.c_str(),
-           error.what());
+      const std::string place =
+          fmt::format("backward of {}", record.node ? record.node->name() : record.label.c_str());
+      if (const auto* memory = dynamic_cast<const OutOfMemory*>(&error))
+        throw OutOfMemory(place, *memory);
+      fail("{}: {}", place, error.what());
     }
   }
 }

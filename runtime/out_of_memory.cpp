@@ -32,6 +32,14 @@ OutOfMemory::OutOfMemory(MemoryPool pool, MemoryCategory category, std::int64_t 
       limit_(limit),
       live_(ledger.live()) {}
 
+OutOfMemory::OutOfMemory(const std::string& place, const OutOfMemory& error)
+    : Error(fmt::format("{}: {}", place, error.what())),
+      pool_(error.pool_),
+      category_(error.category_),
+      bytes_(error.bytes_),
+      limit_(error.limit_),
+      live_(error.live_) {}
+
 OutOfMemory::~OutOfMemory() = default;
 
 }  // namespace sherd

@@ -15,6 +15,8 @@ class SHERD_API OutOfMemory : public Error {
   // limit 0: the system refused. `ledger`: of the pool.
   OutOfMemory(MemoryPool pool, MemoryCategory category, std::int64_t bytes, std::int64_t limit,
               const Ledger& ledger);
+  // The same error with a place before its message: "backward of linear".
+  OutOfMemory(const std::string& place, const OutOfMemory& error);
   ~OutOfMemory() override;
 
   MemoryPool pool() const { return pool_; }

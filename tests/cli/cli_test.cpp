@@ -190,7 +190,12 @@ TEST_CASE("cli: settings that cannot be honoured say what to change") {
   refuses("train " + kTiny + "--depth 1000000000", {"depth"});
   refuses("train " + kTiny + "--classes 100000000", {"--classes"});
   refuses("bench step " + kTinyModel + "--micro-batch 100", {"--micro-batch"});
-  refuses("train " + kTiny + "--memory-limit 20KiB", {"out of memory", "20.0 KiB"});
+  for (const char* command : {"train ", "bench step --device meta ", "bench step "}) {
+    refuses(command + (command == std::string("train ") ? kTiny : kTinyModel) +
+                "--batch-size 4 --memory-limit 20KiB",
+            {"out of memory before the start", "--memory-limit is 20.0 KiB", "planned to be ",
+             "(parameters ", "most of it ", "--micro-batch"});
+  }
   refuses("train " + kTiny + "--optimizer lion", {"'lion'", "adamw or sgd"});
 }
 

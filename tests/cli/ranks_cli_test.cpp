@@ -644,7 +644,8 @@ TEST_CASE("ranks: what cannot be honoured is one message, and leaves no file") {
              {"--batch-size 2: fewer samples than the 3 ranks that share them"});
   refused_on(3, run + "--micro-batch 7",
              {"--micro-batch 7: a rank has only 6 samples", "batch of 16 / 3 ranks"});
-  refused_on(3, run + "--memory-limit 20KiB", {"out of memory", "20.0 KiB"});
+  refused_on(3, run + "--memory-limit 20KiB",
+             {"out of memory before the start", "20.0 KiB", "on each rank", "lower --batch-size"});
   refused_on(3, run + "--weights " + folder.path("none"), {"cannot open '" + folder.path("none")});
   refused_on(3, run + "--trace " + folder.path("none/t.json"), {"none/t.json"});
   refused_on(3, "train " + kRun + "--out /proc/none", {"/proc/none: cannot make the folder"});

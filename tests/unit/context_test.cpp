@@ -192,7 +192,7 @@ TEST_CASE("out of memory: what was asked for, the limit and what lives can be re
         "nothing; the most so far: 0 B. Raise the host memory limit, or keep less there");
   CHECK_THROWS_WITH_AS(Tensor::empty(context, {std::int64_t{1} << 60}, DType::u8),
                        doctest::Contains("would exceed the limit of 1.0 MiB"), OutOfMemory);
-  Context unlimited;          // the system refuses more than there are addresses
+  Context unlimited;  // the system refuses more than there are addresses
   CHECK_THROWS_WITH_AS(Tensor::empty(unlimited, {std::int64_t{1} << 60}, DType::u8),
                        doctest::Contains("the system refused 1024.0 PiB more for activations"),
                        OutOfMemory);

@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.h"
-#include "step_under_test.h"
 
 #include <sherd/comm/faulty_communicator.h>
 #include <sherd/kernels/matmul.h>
 #include <sherd/runtime/io/file.h>
 #include <sherd/runtime/io/trace_file.h>
+#include <sherd/tools/trainer/plan.h>
 #include <sherd/tools/trainer/ranks.h>
-#include <sherd/tools/trainer/train.h>
 
 #include <algorithm>
 #include <chrono>
@@ -34,64 +33,55 @@ std::int64_t calls(const CommunicationCounters& counters) {
   return std::accumulate(std::begin(counters.calls), std::end(counters.calls), std::int64_t{0});
 }
 
-void print_memory(Context& context, int ranks) {
-  const Ledger& ledger = context.ledger();
-  fmt::print("peak memory     {} {}({})\n", format_bytes(ledger.peak_total()),
-             ranks > 1 ? "a rank " : "", format_breakdown(ledger.at_peak()));
+void print_memory(std::int64_t peak, const MemoryBreakdown& at_peak, int ranks) {
+  fmt::print("peak memory     {} {}({})\n", format_bytes(peak), ranks > 1 ? "a rank " : "",
+             format_breakdown(at_peak));
 }
 
-void print_traffic(const BenchResult& result) {
-  if (result.collectives > 1) {
-    fmt::print("communication   {} collectives a step, {} sent by a rank\n", result.collectives,
-               format_bytes(result.sent_bytes));
+void print_traffic(std::int64_t collectives, std::int64_t sent_bytes) {
+  if (collectives > 1) {
+    fmt::print("communication   {} collectives a step, {} sent by a rank\n", collectives,
+               format_bytes(sent_bytes));
   }
 }
 
 int run_meta(const TrainSettings& settings, const BenchOptions& options) {
   const int ranks = planned_ranks(settings);
   check_one_process("bench step --device meta");
-  Context context(context_options(settings));
-  const std::unique_ptr<Communicator> world = make_meta_communicator(0, ranks);
-  StepUnderTest test(settings, context, *world);
   const auto start = std::chrono::steady_clock::now();
-  context.ledger().reset_peak();
-  const CommunicationCounters before = test.engine.counters();
-  test.step->run_shape(*test.inputs, settings.batch_size);
+  const StepPlan plan = plan_step(settings, ranks);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
-  const std::int64_t flops = context.work().matmul_flops + context.work().attention_flops;
-  BenchResult result;
-  result.collectives = calls(test.engine.counters()) - calls(before);
-  result.sent_bytes = test.engine.counters().total_bytes() - before.total_bytes();
   if (options.json) {
-    const nlohmann::ordered_json line{{"program", "sherd"},
-                                      {"version", version()},
-                                      {"device", "meta"},
-                                      {"ranks", ranks},
-                                      {"sharding", name_of(test.engine.options().policy)},
-                                      {"batch_size", settings.batch_size},
-                                      {"parameters", test.model.parameter_count()},
-                                      {"flops", flops},
-                                      {"collectives_per_step", result.collectives},
-                                      {"sent_bytes_per_step", result.sent_bytes},
-                                      {"peak_bytes", context.ledger().peak_total()}};
+    const nlohmann::ordered_json line{
+        {"program", "sherd"},
+        {"version", version()},
+        {"device", "meta"},
+        {"ranks", ranks},
+        {"sharding", name_of(sharding_options(settings, ranks).policy)},
+        {"batch_size", settings.batch_size},
+        {"parameters", plan.parameters},
+        {"flops", plan.flops},
+        {"collectives_per_step", plan.collectives},
+        {"sent_bytes_per_step", plan.sent_bytes},
+        {"peak_bytes", plan.device.peak_bytes}};
     fmt::print("{}\n", line.dump());
     return 0;
   }
-  fmt::print("model           {} parameters, batch {}, {}\n",
-             group_digits(test.model.parameter_count()), settings.batch_size,
-             describe(test.engine.precision()));
-  fmt::print("ranks           {}\n", describe_ranks(settings, *world));
-  fmt::print("products        {:.2f} TFLOP a step{}\n", static_cast<double>(flops) / 1e12,
+  fmt::print("model           {} parameters, batch {}, {}\n", group_digits(plan.parameters),
+             settings.batch_size,
+             describe(training_precision(settings)));
+  fmt::print("ranks           {}\n", describe_ranks(settings, *make_meta_communicator(0, ranks)));
+  fmt::print("products        {:.2f} TFLOP a step{}\n", static_cast<double>(plan.flops) / 1e12,
              ranks > 1 ? " of a rank" : "");
-  if (ranks > 1) print_traffic(result);
-  print_memory(context, ranks);
+  if (ranks > 1) print_traffic(plan.collectives, plan.sent_bytes);
+  print_memory(plan.device.peak_bytes, plan.device.at_peak, ranks);
   fmt::print("planned in      {:.3f} s; nothing was allocated or computed\n", seconds);
   return 0;
 }
 
 // All ranks together.
-BenchResult measure(Context& context, StepUnderTest& test, std::int64_t batch,
+BenchResult measure(Context& context, Rehearsal& test, std::int64_t batch,
                     const BenchOptions& options) {
   using Clock = std::chrono::steady_clock;
   Communicator& world = test.engine.groups().world;
@@ -131,7 +121,7 @@ BenchResult measure(Context& context, StepUnderTest& test, std::int64_t batch,
   return result;
 }
 
-void print_json(const TrainSettings& settings, Context& context, StepUnderTest& test,
+void print_json(const TrainSettings& settings, Context& context, Rehearsal& test,
                 const BenchResult& result, double rate) {
   const auto batch = static_cast<double>(settings.batch_size);
   nlohmann::ordered_json line{{"program", "sherd"},
@@ -157,7 +147,7 @@ void print_json(const TrainSettings& settings, Context& context, StepUnderTest& 
 }
 
 void print_result(const TrainSettings& settings, const BenchOptions& options, Context& context,
-                  StepUnderTest& test, const BenchResult& result, double rate) {
+                  Rehearsal& test, const BenchResult& result, double rate) {
   const int ranks = test.engine.groups().world.size();
   fmt::print("step            {:.4f} s median of {} ({:.4f} to {:.4f})\n", result.median,
              options.steps, result.fastest, result.slowest);
@@ -171,11 +161,11 @@ void print_result(const TrainSettings& settings, const BenchOptions& options, Co
         100.0 * rate / (result.matrix_rate * ranks));
   }
   if (ranks > 1) {
-    print_traffic(result);
+    print_traffic(result.collectives, result.sent_bytes);
     fmt::print("exposed         {:.4f} s a step in which rank 0 waited for other ranks ({:.1f}%)\n",
                result.exposed, 100.0 * result.exposed / result.mean);
   }
-  print_memory(context, ranks);
+  print_memory(context.ledger().peak_total(), context.ledger().at_peak(), ranks);
   fmt::print("                {} held by the process\n", format_bytes(peak_resident_bytes()));
 }
 
@@ -198,7 +188,7 @@ void bench_rank(const TrainSettings& settings, const BenchOptions& options, Comm
   const bool first = world.rank() == 0;
   ContextOptions context_settings = rank_context_options(settings, world);
   Context context(context_settings);
-  StepUnderTest test(settings, context, world);
+  Rehearsal test(settings, context, world);
   if (first && !options.json) {
     fmt::print("model           {} parameters, batch {}, {}\n",
                group_digits(test.model.parameter_count()), settings.batch_size,
@@ -232,10 +222,13 @@ int bench_step(const TrainSettings& settings, const BenchOptions& options) {
               "--trace: has no effect with --json or on meta");
   SHERD_CHECK(options.comm_delay == 0.0 || (options.comm_delay > 0.0 && ranks > 1 && !meta),
               "--comm-delay: seconds above 0, with several ranks, not on meta");
+  check_memory_limit(settings, ranks);
   if (meta) return run_meta(settings, options);
   // Claimed before the work: a name that is taken or cannot be written is refused at once.
   if (!settings.trace.empty() && is_first_process()) create_new_file(settings.trace, "");
-  run_on_ranks(settings, [&](Communicator& world) { bench_rank(settings, options, world); });
+  run_on_ranks(settings, [&](Communicator& world) {
+    with_memory_advice(settings, ranks, [&] { bench_rank(settings, options, world); });
+  });
   return 0;
 }
 

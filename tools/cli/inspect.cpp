@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.h"
-#include "step_under_test.h"
 
 #include <sherd/models/vit.h>
 #include <sherd/runtime/io/safetensors.h>
 #include <sherd/runtime/ledger.h>
+#include <sherd/tools/trainer/plan.h>
 #include <sherd/tools/trainer/ranks.h>
 
 #include <algorithm>
@@ -75,7 +75,7 @@ int inspect_events(const TrainSettings& settings) {
   check_batch(settings, ranks);
   Context context({.device = Device::meta});
   const std::unique_ptr<Communicator> world = make_meta_communicator(0, ranks);
-  StepUnderTest test(settings, context, *world);
+  Rehearsal test(settings, context, *world);
   test.step->run_shape(*test.inputs, settings.batch_size);
   test.engine.record_events(true);
   test.step->run_shape(*test.inputs, settings.batch_size);

@@ -4,6 +4,7 @@
 #include <sherd/models/weights.h>
 #include <sherd/runtime/io/file.h>
 #include <sherd/runtime/io/trace_file.h>
+#include <sherd/tools/trainer/plan.h>
 #include <sherd/tools/trainer/ranks.h>
 #include <sherd/tools/trainer/run_log.h>
 
@@ -69,6 +70,8 @@ class Run {
       finish();
     } catch (const AgreedError& error) {
       give_up_together(error.what());
+    } catch (const OutOfMemory& error) {
+      give_up_alone(error.what() + memory_advice(settings_, world_.size(), error));
     } catch (const std::exception& error) {
       give_up_alone(error.what());
     }
@@ -373,7 +376,10 @@ class Run {
   }
 
   EvaluationResult evaluate_now() {
-    const std::int64_t batch = std::min<std::int64_t>(settings_.batch_size, data_.test->size());
+    // A rank holds no more samples at once than in training.
+    const std::int64_t most =
+        settings_.micro_batch > 0 ? settings_.micro_batch * world_.size() : settings_.batch_size;
+    const std::int64_t batch = std::min({settings_.batch_size, most, data_.test->size()});
     std::int64_t seen = 0;
     const EvaluationResult result = evaluate(
         context_, model_, data_.test,
@@ -465,6 +471,12 @@ TrainOutcome train(const TrainSettings& settings, TrainObserver& observer) {
   // Threads share the images; processes read their own.
   std::optional<DataSource> shared;
   if (!under_launcher()) shared = open_data(settings);
+  const auto check_memory = [&](const DataSource& data) {
+    TrainSettings planned = settings;
+    planned.batch_size = std::min(settings.batch_size, data.train->size());
+    check_memory_limit(planned, ranks);
+  };
+  if (shared) check_memory(*shared);
   TrainOutcome outcome;
   run_on_ranks(settings, [&](Communicator& world) {
     OtherRank other(observer);
@@ -474,9 +486,12 @@ TrainOutcome train(const TrainSettings& settings, TrainObserver& observer) {
         world,
         {fmt::format("{} training and {} test images", data.train->size(), data.test->size())},
         settings);
-    Run run(settings, data, world, first ? observer : other);
-    const TrainOutcome mine = run.run();
-    if (first) outcome = mine;
+    if (!shared) check_memory(data);
+    with_memory_advice(settings, ranks, [&] {
+      Run run(settings, data, world, first ? observer : other);
+      const TrainOutcome mine = run.run();
+      if (first) outcome = mine;
+    });
   });
   return outcome;
 }
