@@ -55,7 +55,9 @@ class Run {
         context_(options_of_context()),
         engine_(model_, context_, world, training_precision(settings),
                 sharding_options(settings, world.size())),
-        optimizer_(make_optimizer(settings)) {}
+        optimizer_(make_optimizer(settings)) {
+    model_.set_recompute(recompute_from_name(settings.recompute));
+  }
 
   // Everything that can be refused is refused before the first file is made.
   TrainOutcome run() {
@@ -182,6 +184,11 @@ class Run {
     TrainSettings resolved = settings_;
     for (std::string* path : {&resolved.data_dir, &resolved.weights}) {
       if (!path->empty()) *path = std::filesystem::absolute(*path).string();
+    }
+    for (std::string* to : {&resolved.offload_optimizer, &resolved.offload_parameters}) {
+      const OffloadTo parsed = OffloadTo::parse(*to, "--offload");
+      if (parsed.directory.empty()) continue;
+      *to = "nvme:" + std::filesystem::absolute(parsed.directory).string();
     }
     resolved.ranks = world_.size();  // a launcher's too
     claim(outcome_.config_path, settings_to_toml(resolved));
@@ -460,7 +467,8 @@ class OtherRank final : public TrainObserver {
 
 TrainObserver::~TrainObserver() = default;
 
-TrainOutcome train(const TrainSettings& settings, TrainObserver& observer) {
+TrainOutcome train(const TrainSettings& given, TrainObserver& observer) {
+  TrainSettings settings = given;
   // Refused before anything is read.
   SHERD_CHECK(device_from_name(settings.device) != Device::meta,
               "--device meta computes no numbers, so it cannot train; see sherd bench step");
@@ -471,12 +479,13 @@ TrainOutcome train(const TrainSettings& settings, TrainObserver& observer) {
   // Threads share the images; processes read their own.
   std::optional<DataSource> shared;
   if (!under_launcher()) shared = open_data(settings);
-  const auto check_memory = [&](const DataSource& data) {
+  const auto plan_memory = [&](const DataSource& data) {
     TrainSettings planned = settings;
     planned.batch_size = std::min(settings.batch_size, data.train->size());
+    settings.recompute = planned.recompute = chosen_recompute(planned, ranks);
     check_memory_limit(planned, ranks);
   };
-  if (shared) check_memory(*shared);
+  if (shared) plan_memory(*shared);
   TrainOutcome outcome;
   run_on_ranks(settings, [&](Communicator& world) {
     OtherRank other(observer);
@@ -486,7 +495,7 @@ TrainOutcome train(const TrainSettings& settings, TrainObserver& observer) {
         world,
         {fmt::format("{} training and {} test images", data.train->size(), data.test->size())},
         settings);
-    if (!shared) check_memory(data);
+    if (!shared) plan_memory(data);
     with_memory_advice(settings, ranks, [&] {
       Run run(settings, data, world, first ? observer : other);
       const TrainOutcome mine = run.run();
