@@ -59,7 +59,7 @@ class SHERD_API TrainingStep {
   double forward_backward(const InputBuffers& inputs, std::int64_t samples, bool weightless);
   bool skip_overflow(StepResult& result);
   void check_finite(const StepResult& result, const InputBuffers& inputs);
-  std::string first_non_finite_gradient() const;
+  std::int64_t first_non_finite_gradient() const;
 
   Context& context_;
   Module& model_;
