@@ -42,8 +42,7 @@ double TrainingStep::forward_backward(const InputBuffers& inputs, std::int64_t s
     loss = cross_entropy(logits, {inputs.labels(), {}, settings_.label_smoothing}, samples);
     if (weightless) loss = scale(loss, 0.0);
   }
-  const double scale = scaler_ ? scaler_->scale() : 1.0;
-  tape.backward(loss, full(context_, loss.shape(), loss.tensor().dtype(), scale));
+  tape.backward(loss, full(context_, loss.shape(), loss.tensor().dtype(), loss_scale()));
   return context_.is_meta() ? 0.0 : loss.tensor().item();
 }
 
@@ -75,7 +74,7 @@ StepResult TrainingStep::run_staged(InputBuffers& inputs, std::int64_t samples,
     const TraceScope norm_trace(context_.trace(), "gradient_norm", "optimizer");
     const GlobalStep all = engine_.finish_backward(loss);
     result.loss = all.loss;
-    result.loss_scale = scaler_ ? scaler_->scale() : 1.0;
+    result.loss_scale = loss_scale();
     result.grad_norm = all.grad_norm / result.loss_scale;
   }
   if (skip_overflow(result)) return result;
