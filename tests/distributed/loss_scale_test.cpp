@@ -190,6 +190,7 @@ struct Kept {
 
 Kept kept_by(RankTrainer& rank) {
   Kept kept;
+  kept.live = rank.context.ledger().live();  // visit_shards() would let go of what is left over
   const auto add = [&](const std::string& name, const Tensor& x) {
     std::vector<std::uint8_t>& all = kept.bytes[name];
     const auto* first = static_cast<const std::uint8_t*>(x.raw_data());
@@ -201,7 +202,6 @@ Kept kept_by(RankTrainer& rank) {
       });
   for (const auto& [name, state] : rank.optimizer->state()) add(name, state);
   kept.updates = rank.optimizer->steps_done();
-  kept.live = rank.context.ledger().live();
   return kept;
 }
 
