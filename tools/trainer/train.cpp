@@ -119,6 +119,8 @@ class Run {
     info_.threads = context_.threads();
     info_.ranks = world_.size();
     info_.sharding = describe_ranks(settings_, world_);
+    info_.precision = describe(engine_.precision());
+    info_.scales_loss = loss_scale_settings(settings_).has_value();
   }
 
   void prepare() {
@@ -229,8 +231,8 @@ class Run {
     observer_.on_start(info_);
   }
 
-  // A run that fails keeps what it has learnt; one that fails before its first step leaves no
-  // trace, so that the corrected command can be repeated.
+  // A run that fails keeps what it has learnt; one that has learnt nothing, because its first step
+  // failed or all were skipped, leaves no trace, so that the corrected command can be repeated.
   void remove_files() {
     log_.reset();
     for (const std::string& path : claimed_) {
@@ -241,7 +243,7 @@ class Run {
 
   // All ranks have come here for the same reason, so they can save the weights together.
   [[noreturn]] void give_up_together(const std::string& reason) {
-    if (!step_ || step_->steps_done() == 0) {
+    if (optimizer_->steps_done() == 0) {
       remove_files();
       throw AgreedError(reason);
     }
@@ -255,7 +257,7 @@ class Run {
   [[noreturn]] void give_up_alone(const std::string& reason) {
     if (world_.size() == 1) give_up_together(reason);
     world_.abort(fmt::format("rank {}: {}", world_.rank(), reason));
-    if (!step_ || step_->steps_done() == 0) {
+    if (optimizer_->steps_done() == 0) {
       remove_files();
       fail("{}", reason);
     }
@@ -323,6 +325,7 @@ class Run {
     }
     agree_on_errors(world_, failure_);
     outcome_.steps = step_->steps_done();
+    outcome_.loss_scale = step_->loss_scale();
     outcome_.images_per_second = static_cast<double>(images_done) / outcome_.train_seconds;
   }
 
@@ -331,7 +334,7 @@ class Run {
     Window window{epoch_start, 0.0, exposed()};
     const double exposed_before = window.exposed;
     double loss_sum = 0.0;
-    std::int64_t samples = 0, in_epoch = 0;
+    std::int64_t samples = 0, learnt = 0, in_epoch = 0;
     by_itself([&] { loader_->start_epoch(epoch); });
     // All ranks take as many batches: the count follows from the settings alone.
     while (step_->steps_done() < info_.total_steps && in_epoch < info_.steps_per_epoch) {
@@ -348,12 +351,19 @@ class Run {
       now.step_in_epoch = in_epoch++;
       samples += size;
       window.samples += size;
-      loss_sum += now.result.loss * static_cast<double>(size);
+      if (now.result.skipped) {
+        ++info->skipped;
+        ++outcome_.skipped;
+      } else {
+        learnt += size;
+        loss_sum += now.result.loss * static_cast<double>(size);
+      }
+      now.skipped = outcome_.skipped;
       by_itself([&] { after_step(now, window); });
     }
     info->seconds = seconds_since(epoch_start);
     outcome_.exposed_seconds += exposed() - exposed_before;
-    info->train_loss = samples > 0 ? loss_sum / static_cast<double>(samples) : 0.0;
+    info->train_loss = learnt > 0 ? loss_sum / static_cast<double>(learnt) : NAN;
     info->images_per_second = static_cast<double>(samples) / info->seconds;
     return samples;
   }
@@ -374,7 +384,7 @@ class Run {
     now.data_wait = window.wait;
     const std::int64_t done = step_->steps_done();
     if (done == kTracedSteps || done == info_.total_steps) write_trace();
-    if (done % settings_.log_every == 0 || done == info_.total_steps) {
+    if (done % settings_.log_every == 0 || done == info_.total_steps || now.result.skipped) {
       if (log_) log_->step(now, context_.ledger(), exposed() - window.exposed);
       window = Window{Clock::now(), 0.0, exposed()};
     }
@@ -475,7 +485,7 @@ TrainOutcome train(const TrainSettings& given, TrainObserver& observer) {
   const int ranks = planned_ranks(settings);
   sharding_options(settings, ranks);
   check_batch(settings, ranks);
-  training_precision(settings);
+  loss_scale_settings(settings);
   // Threads share the images; processes read their own.
   std::optional<DataSource> shared;
   if (!under_launcher()) shared = open_data(settings);
