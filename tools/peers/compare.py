@@ -10,6 +10,8 @@ Prints the median of each and their ratio.
                      single-rank runs at the same time, each with its share of the batch
   compare.py delay   how much of a delay in every collective Sherd hides behind its work, with --prefetch 0
                      and 1: growth of the step / (collectives x delay), 1 where all of it shows
+  compare.py bf16    the step of `step` in fp32 and in bf16, by both
+  compare.py recompute   needs no PyTorch: the same step with --recompute none, selective and block
   compare.py precision   needs no PyTorch: the quick start in fp32, bf16 and fp16 with several seeds, and how
                      far each test accuracy is from that of fp32 with the same seed
 
@@ -63,14 +65,14 @@ def torch_train(args):
     return last_json(command)["epochs"][0]["images_per_s"]
 
 
-def sherd_step(args):
+def sherd_step(args, *more):
     return last_json([args.sherd, "bench", "step", "--preset", PRESET, "--dataset", "synthetic", "--classes",
-                      "1000", "--batch-size", "8", "--threads", str(args.threads), "--steps", "3", "--json"])
+                      "1000", "--batch-size", "8", "--threads", str(args.threads), "--steps", "3", "--json", *more])
 
 
-def torch_step(args):
+def torch_step(args, *more):
     return last_json([args.python, os.path.join(HERE, "vit_step.py"), "--model", PRESET, "--batch-size", "8",
-                      "--threads", str(args.threads), "--steps", "3", "--json"])
+                      "--threads", str(args.threads), "--steps", "3", "--json", *more])
 
 
 def compare_train(args):
@@ -98,6 +100,34 @@ def compare_step(args):
     memory = [max(r[key] for r in rs) / 2 ** 30
               for rs, key in ((ours, "peak_resident_bytes"), (theirs, "peak_rss_bytes"))]
     print("peak memory of the process: sherd %.2f GiB, torch %.2f GiB" % tuple(memory))
+
+
+def compare_bf16(args):
+    runs = {(who, precision): [] for who in ("sherd", "torch") for precision in ("fp32", "bf16")}
+    for _ in range(args.rounds):
+        for precision in ("fp32", "bf16"):
+            runs["sherd", precision].append(sherd_step(args, "--precision", precision)["seconds_per_step"])
+            runs["torch", precision].append(torch_step(args, "--precision", precision)["median_seconds"])
+        print("  " + "   ".join("%s %s %.3f s" % (*key, seconds[-1]) for key, seconds in runs.items()), flush=True)
+    median = {key: statistics.median(seconds) for key, seconds in runs.items()}
+    for who in ("sherd", "torch"):
+        a, b = median[who, "fp32"], median[who, "bf16"]
+        print("%s, batch 8: %s fp32 %.3f s, bf16 %.3f s, ratio %.2f" % (PRESET, who, a, b, a / b))
+    print("bf16: torch / sherd %.2f" % (median["torch", "bf16"] / median["sherd", "bf16"]))
+
+
+def compare_recompute(args):
+    modes, runs = ("none", "selective", "block"), {}
+    for _ in range(args.rounds):
+        for mode in modes:
+            runs.setdefault(mode, []).append(sherd_step(args, "--recompute", mode))
+        print("  " + "   ".join("%s %.3f s" % (mode, runs[mode][-1]["seconds_per_step"]) for mode in modes),
+              flush=True)
+    base = statistics.median(run["seconds_per_step"] for run in runs["none"])
+    for mode in modes:
+        seconds = statistics.median(run["seconds_per_step"] for run in runs[mode])
+        print("%s, batch 8, --recompute %-9s %.3f s, %.2f times none; peak %.0f MiB"
+              % (PRESET, mode, seconds, seconds / base, runs[mode][-1]["peak_bytes"] / 2 ** 20))
 
 
 def sherd_ranks(args, *more):
@@ -236,7 +266,7 @@ def compare_precision(args):
 
 def main():
     works = {"train": compare_train, "step": compare_step, "fsdp": compare_fsdp, "delay": compare_delay,
-             "precision": compare_precision}
+             "bf16": compare_bf16, "recompute": compare_recompute, "precision": compare_precision}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", choices=list(works))
     parser.add_argument("--sherd", default=os.path.join(HERE, "../../build/release/tools/cli/sherd"))
