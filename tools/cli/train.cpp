@@ -108,6 +108,10 @@ int run_training(const TrainSettings& settings) {
              outcome.info.ranks > 1 ? " of rank 0" : "", format_breakdown(outcome.at_peak));
   fmt::print("                {} reserved by the allocator, {} held by the process\n",
              format_bytes(outcome.peak_reserved_bytes), format_bytes(peak_resident_bytes()));
+  if (outcome.host_peak_bytes > 0) {
+    fmt::print("offloaded       {} at most in the host's memory ({})\n",
+               format_bytes(outcome.host_peak_bytes), format_breakdown(outcome.host_at_peak));
+  }
   fmt::print("weights         {}\nlog             {}\nconfiguration   {}\n", outcome.weights_path,
              outcome.log_path, outcome.config_path);
   return outcome.stopped ? 130 : 0;

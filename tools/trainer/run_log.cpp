@@ -82,6 +82,7 @@ void RunLog::end(const TrainOutcome& outcome) {
             {"test_loss", number(outcome.test.loss)},
             {"peak_bytes", outcome.peak_bytes},
             {"at_peak", memory_json(outcome.at_peak)},
+            {"host_peak_bytes", outcome.host_peak_bytes},
             {"weights", outcome.weights_path}};
   if (scales_loss_) {
     line["skipped"] = outcome.skipped;

@@ -422,6 +422,8 @@ class Run {
     outcome_.at_peak = ledger.at_peak();
     outcome_.peaks = ledger.peaks();
     outcome_.peak_bytes = ledger.peak_total();
+    outcome_.host_peak_bytes = context_.host_ledger().peak_total();
+    outcome_.host_at_peak = context_.host_ledger().at_peak();
     outcome_.peak_reserved_bytes =
         static_cast<std::int64_t>(context_.allocator().peak_reserved_bytes());
     by_itself([&] {

@@ -66,6 +66,8 @@ struct TrainOutcome {
   double images_per_second = 0.0;
   MemoryBreakdown at_peak{}, peaks{};
   std::int64_t peak_bytes = 0, peak_reserved_bytes = 0;
+  std::int64_t host_peak_bytes = 0;  // of what is offloaded
+  MemoryBreakdown host_at_peak{};
   std::string weights_path, log_path, config_path;
 };
 
