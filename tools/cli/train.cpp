@@ -21,6 +21,12 @@ void request_stop(int signal) {
   std::signal(signal, SIG_DFL);
 }
 
+// "16,412", "7.3"
+std::string speed(double images_per_second) {
+  return images_per_second < 100.0 ? fmt::format("{:.1f}", images_per_second)
+                                   : group_digits(static_cast<std::int64_t>(images_per_second));
+}
+
 class Reporter final : public TrainObserver {
  public:
   void on_start(const RunInfo& info) override {
@@ -61,8 +67,7 @@ class Reporter final : public TrainObserver {
     const std::string test_loss = e.evaluated ? fmt::format("{:.4f}", e.test.loss) : "-";
     const std::string top_1 = e.evaluated ? fmt::format("{:.2f}%", 100.0 * e.test.accuracy()) : "-";
     fmt::print("{:>5}   {:>10}   {:>9}   {:>6}   {:>8}   {:>7.1f}\n", e.epoch + 1, train_loss,
-               test_loss, top_1, group_digits(static_cast<std::int64_t>(e.images_per_second)),
-               e.seconds);
+               test_loss, top_1, speed(e.images_per_second), e.seconds);
     std::fflush(stdout);
   }
 
@@ -98,8 +103,7 @@ int run_training(const TrainSettings& settings) {
     fmt::print("loss scale      {} at the end; {} of {} steps overflowed and were skipped\n",
                outcome.loss_scale, outcome.skipped, outcome.steps);
   }
-  fmt::print("speed           {} images/s in training\n",
-             group_digits(static_cast<std::int64_t>(outcome.images_per_second)));
+  fmt::print("speed           {} images/s in training\n", speed(outcome.images_per_second));
   if (outcome.info.ranks > 1) {
     fmt::print("communication   rank 0 waited for other ranks in {:.1f}% of the training time\n",
                100.0 * outcome.exposed_seconds / outcome.train_seconds);
