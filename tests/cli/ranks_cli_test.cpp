@@ -201,6 +201,32 @@ TEST_CASE("ranks: micro-batches, summed over ranks once a step or each time") {
   }
 }
 
+TEST_CASE("ranks: precision, recomputation and offloading with each other, threads and processes") {
+  Runs runs;
+  const test::TempDirectory scratch;
+  const std::string files = "nvme:" + scratch.path();
+  const std::string everything =
+      "--recompute block --offload-optimizer " + files + " --offload-parameters " + files;
+  for (const std::string precision : {"fp32", "bf16", "fp16", "fp32 --reduce-dtype bf16"}) {
+    for (const int ranks : {1, 2, 3}) {
+      CAPTURE(precision);
+      CAPTURE(ranks);
+      const std::string arguments = kUneven + "--precision " + precision + " ";
+      const std::string on_threads = arguments + "--ranks " + std::to_string(ranks) + " ";
+      const std::string weights = weights_of(runs.train(on_threads + "--shard none"));
+      for (const std::string& more : std::vector<std::string>{
+               "--shard zero2 --recompute selective --offload-optimizer cpu",
+               "--shard zero3 " + everything, "--shard grad_op --offload-optimizer " + files}) {
+        CAPTURE(more);
+        CHECK(weights_of(runs.train(on_threads + more)) == weights);
+      }
+      if (!have_mpi()) continue;
+      CHECK(weights_of(runs.train(arguments + "--shard zero3 " + everything, ranks)) == weights);
+    }
+  }
+  CHECK(std::filesystem::is_empty(scratch.path()));
+}
+
 TEST_CASE("ranks: processes end in the weights, losses and memory of threads") {
   if (!have_mpi()) return;
   Runs runs;
