@@ -69,10 +69,13 @@ int inspect_weights(const std::string& path) {
 }
 
 // Of the second step: by then the engine knows the order in which units run.
-int inspect_events(const TrainSettings& settings) {
+int inspect_events(TrainSettings settings) {
   const int ranks = static_cast<int>(settings.ranks);
   check_range("--ranks", settings.ranks, 1, 1 << 20);
   check_batch(settings, ranks);
+  sharding_options(settings, ranks);
+  settings.recompute = chosen_recompute(settings, ranks);
+  check_memory_limit(settings, ranks);
   Context context({.device = Device::meta});
   const std::unique_ptr<Communicator> world = make_meta_communicator(0, ranks);
   Rehearsal test(settings, context, *world);
@@ -110,10 +113,12 @@ Command add_inspect(CLI::App& parent) {
       "events",
       "What the sharding engine does in one training step, in order, planned on the meta device:\n"
       "any number of ranks, any model, nothing is computed.\n\n"
-      "  sherd inspect events --ranks 4 --shard zero3 --depth 2\n");
+      "  sherd inspect events --ranks 4 --shard zero3 --depth 2\n"
+      "  sherd inspect events --offload-optimizer nvme:/scratch          what the update reads and "
+      "writes\n");
   SettingFlags flags(events,
                      {"model", "sharding", "data.dataset", "data.data_dir", "data.image_size",
-                      "data.classes", "run.batch_size", "run.micro_batch", "precision"});
+                      "data.classes", "run.batch_size", "run.micro_batch", "precision", "memory"});
   return {app, [state, model, events, flags] {
             check_one_process("inspect");
             if (events->parsed()) return inspect_events(flags.resolve({}));
