@@ -2,6 +2,7 @@
 #include <sherd/autograd/recompute.h>
 
 #include <sherd/autograd/tape.h>
+#include <sherd/runtime/out_of_memory.h>
 
 #include <utility>
 
@@ -90,12 +91,16 @@ void Recomputation::run_again() {
   for (std::size_t i = 0; i < saved_.size(); ++i) {
     if (!saved_[i].value.expired()) wanted_ = i + 1;
   }
-  struct Position {
+  struct Outside {
     Context& context;
-    RandomPosition outside = context.random_position();
-    ~Position() { context.set_random_position(outside); }
-  } const position{context};
+    RandomPosition position = context.random_position();
+    ~Outside() {
+      context.set_random_position(position);
+      context.set_recomputing(false);
+    }
+  } const outside{context};
   context.set_random_position(random_position_);
+  context.set_recomputing(true);
   try {
     Tape scratch(context, *this);
     const TapeScope recording(scratch);
@@ -103,6 +108,9 @@ void Recomputation::run_again() {
     SHERD_CHECK(next_ == saved_.size() && operations_again_ == operations_,
                 "it recorded {} operations and saved {} tensors for backward, and then {} and {}{}",
                 operations_, saved_.size(), operations_again_, next_, kAdvice);
+  } catch (const OutOfMemory& error) {
+    forget_second_run();
+    throw OutOfMemory(fmt::format("running the forward of {} again", name_), error);
   } catch (const Error& error) {
     forget_second_run();
     fail("running the forward of {} again: {}", name_, error.what());

@@ -81,6 +81,10 @@ class SHERD_API Context {
   // Storages are numbered in the order they are made, so that one can tell which came before.
   std::uint64_t next_storage_serial() { return ++last_storage_serial_; }
 
+  // Whether a forward pass is being run again in the middle of a backward pass (recomputation).
+  bool recomputing() const { return recomputing_; }
+  void set_recomputing(bool recomputing) { recomputing_ = recomputing; }
+
   const RandomPosition& random_position() const { return random_position_; }
   void set_random_position(const RandomPosition& position) { random_position_ = position; }
 
@@ -103,6 +107,7 @@ class SHERD_API Context {
   std::uint64_t last_tape_id_ = 0;
   std::uint64_t last_storage_serial_ = 0;
   RandomPosition random_position_;
+  bool recomputing_ = false;
   std::unordered_map<std::type_index, std::shared_ptr<void>> attachments_;
 };
 

@@ -194,7 +194,7 @@ std::vector<ParameterSpan> ShardingEngine::spans() const {
 // --- forward ------------------------------------------------------------------------------------
 
 void ShardingEngine::before_forward(Stage& stage) {
-  if (in_rerun()) return before_rerun(stage);
+  if (context_.recomputing()) return before_rerun(stage);
   if (open_.empty()) begin_pass();
   check_not_open(&stage);
   const auto call = std::make_shared<Call>(Call{&stage, false, false});
@@ -212,7 +212,7 @@ void ShardingEngine::before_forward(Stage& stage) {
 }
 
 void ShardingEngine::after_forward(Stage& stage, const Variable& output) {
-  if (in_rerun()) return after_rerun();
+  if (context_.recomputing()) return after_rerun();
   const std::shared_ptr<Call> call = open_.back();
   SHERD_INTERNAL_CHECK(call->stage == &stage, "forward of {} ends inside {}", stage.name,
                        call->stage->name);
@@ -247,11 +247,6 @@ void ShardingEngine::after_forward(Stage& stage, const Variable& output) {
 // already, so nothing is recorded, expected or prefetched. A unit whose backward has begun, or that
 // is on its way for it, is gathered and must stay so; the others are gathered for this run alone.
 // All ranks come to it at the same place of their tapes.
-bool ShardingEngine::in_rerun() const {
-  const Tape* tape = context_.tape();
-  return tape != nullptr && tape->is_rerun();
-}
-
 void ShardingEngine::before_rerun(Stage& stage) {
   rerun_.emplace_back();
   for (ShardedUnit* unit : stage.units) {
@@ -478,7 +473,11 @@ void ShardingEngine::prepare(Optimizer& optimizer) {
 void ShardingEngine::update(Optimizer& optimizer, double lr, double grad_scale) {
   files_.check_present();
   if (state_files_) state_files_->check_present();
+  SHERD_CHECK(state_files_ || options_.offload_optimizer.kind == OffloadTo::Kind::none,
+              "update: the optimizer's state is not where --offload-optimizer wants it; let "
+              "engine.prepare(optimizer) make it");
   optimizer.begin_step(spans());
+  torn_ = true;
   struct Work {
     ShardedUnit* unit;
     std::size_t first_span;
@@ -515,6 +514,7 @@ void ShardingEngine::finish_step() {
   for (const auto& unit : units_) unit->clear_gradients();
   reshard_all();
   between_steps_ = true;
+  torn_ = false;
 }
 
 void ShardingEngine::abandon_step() {
@@ -551,7 +551,7 @@ void ShardingEngine::visit_parameters(
 }
 
 bool ShardingEngine::holds_whole_model() const {
-  return between_steps_ &&
+  return between_steps_ && !torn_ &&
          std::ranges::all_of(units_, [](const auto& unit) { return unit->holds_master(); });
 }
 

@@ -88,6 +88,8 @@ class SHERD_API ShardingEngine {
   const Precision& precision() const { return precision_; }
   // Whether this rank has the whole model, up to date, so that it can save it without the others.
   bool holds_whole_model() const;
+  // Whether update() was left by an exception: some weights are those of the step, some not.
+  bool torn() const { return torn_; }
 
   // Seconds this rank's computing thread has waited for communication.
   double exposed_seconds() const { return exposed_seconds_; }
@@ -125,7 +127,6 @@ class SHERD_API ShardingEngine {
   void before_forward(Stage& stage);
   void after_forward(Stage& stage, const Variable& output);
   Variable cast_to(DType dtype, const Variable& value) const;
-  bool in_rerun() const;
   void before_rerun(Stage& stage);
   void after_rerun();
   void before_backward(const Recording& recording, std::size_t index);
@@ -162,6 +163,7 @@ class SHERD_API ShardingEngine {
   std::vector<std::unique_ptr<Stage>> stages_;
   bool sync_ = true;
   bool between_steps_ = true;        // parameters are not being updated
+  bool torn_ = false;                // an update has begun and not ended: weights of two steps
   ShardedUnit* reducing_ = nullptr;  // at most one reduction is under way
 
   // Forward order: of the last pass, and how far this pass has come in it.

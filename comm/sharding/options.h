@@ -103,8 +103,8 @@ struct ShardingOptions {
   // Axes "replicate" and "shard" over all ranks. Policy hybrid needs both; none may have one, and
   // then sums in its order; the others shard over all ranks.
   std::optional<ProcessMesh> mesh = {};
-  // The optimizer state, and with it the gradients of this rank's shard and, with mixed precision,
-  // its master weights.
+  // The optimizer state, and with it the gradients of this rank's shard (where gradients are
+  // sharded) and, with mixed precision, its master weights.
   OffloadTo offload_optimizer = {};
   // This rank's shard of the parameters; for policies that shard them. With mixed precision the
   // optimizer must be offloaded too.

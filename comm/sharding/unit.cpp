@@ -188,7 +188,11 @@ bool ShardedUnit::unshard() {
   gathered_ = groups_.enqueue(
       label, [=, dtype = precision_.parameters,
               read = gathering_ != nullptr ? gathering_->arrival() : BlockTransfer()] {
-        read.wait();
+        try {
+          read.wait();
+        } catch (const Error& error) {
+          fail("{}: {}", label, error.what());
+        }
         group->all_gather(from, to, count, dtype, label);
       });
   flat_.storage().record_use(gathered_);
@@ -343,6 +347,8 @@ std::vector<ParameterSpan> ShardedUnit::spans() const {
 }
 
 void ShardedUnit::make_state(std::size_t states, OffloadFiles& files) {
+  optimizer_state_ = {};
+  state_page_.reset();
   if (!trainable() || states == 0) return;
   optimizer_state_ = make_kept(static_cast<std::int64_t>(states) * master_.numel(),
                                precision_.master, MemoryCategory::optimizer_state,
@@ -404,7 +410,10 @@ void ShardedUnit::round_master() {
 }
 
 void ShardedUnit::mark_updated() {
-  if (!std::exchange(rounded_, false)) round_master();
+  if (!std::exchange(rounded_, false)) {
+    round_master();
+    if (shard_page_ && shard_page_->store()) shard_page_->settle();
+  }
   flat_.storage().mark_modified();
 }
 

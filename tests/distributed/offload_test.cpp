@@ -268,6 +268,71 @@ TEST_CASE("offload: a file that is cut short, deleted or has no room is one erro
   CHECK_THROWS_WITH_AS(train_ranks(1, tied_vit(), run), doctest::Contains("nowhere"), Error);
 }
 
+TEST_CASE("offload: a program may update the spans by itself where they are in memory") {
+  const Scratch scratch;
+  Precision bf16;
+  bf16.parameters = bf16.reduce = DType::bf16;
+  RunOptions run = run_of(P::zero3, 2);
+  run.precision = bf16;
+  const auto by_hand = [&](const Places& p) {
+    std::array<RunResult, 2> results;
+    on_threads(2, tied_vit(), offloaded(run, p, scratch), [&](RankTrainer& rank) {
+      RunResult& mine = results[static_cast<std::size_t>(rank.world.rank())];
+      for (int step = 0; step < 3; ++step) {
+        const GlobalStep all = rank.forward_backward(step);
+        mine.losses.push_back(all.loss);
+        rank.optimizer->step(rank.engine.spans(), 3e-3, clip_factor(all.grad_norm, 0.5));
+        rank.engine.finish_step();
+      }
+      rank.weights_into(mine);
+    });
+    return results[0];
+  };
+  const RunResult expected = by_hand({"none", "none"});
+  check_equal(by_hand({"cpu", "cpu"}), expected);
+  check_equal(by_hand({"cpu", "nvme"}), expected);
+}
+
+TEST_CASE("offload: an update that is broken off leaves weights that nobody should save") {
+  class Failing : public Optimizer {
+   public:
+    std::vector<std::string> state_names() const override { return {}; }
+
+   protected:
+    void update_span(const ParameterSpan&, std::span<const Tensor>, double, double) override {
+      if (++updates_ == 3) fail("the disk is gone");
+    }
+
+   private:
+    int updates_ = 0;
+  } failing;
+  RunOptions run = run_of(P::none, 1);
+  on_threads(1, tied_vit(), run, [&](RankTrainer& rank) {
+    rank.engine.prepare(failing);
+    rank.forward_backward(0);
+    CHECK_THROWS_WITH_AS(rank.engine.update(failing, 1e-3, 1.0), doctest::Contains("disk is gone"),
+                         Error);
+    rank.engine.abandon_step();
+    CHECK(rank.engine.torn());
+    CHECK(!rank.engine.holds_whole_model());
+  });
+}
+
+TEST_CASE("offload: state that was not made by the engine is not mistaken for offloaded state") {
+  const Scratch scratch;
+  Context context({.threads = 1});
+  const auto world = make_self_communicator();
+  const auto model = tied_vit().model();
+  ShardingOptions options;
+  options.offload_optimizer.kind = OffloadTo::Kind::cpu;
+  ShardingEngine engine(*model, context, *world, DType::f32, options);
+  engine.initialize();
+  const auto optimizer = make_adamw({});
+  optimizer->prepare(engine.spans());
+  CHECK_THROWS_WITH_AS(engine.update(*optimizer, 1e-3, 1.0),
+                       doctest::Contains("engine.prepare(optimizer)"), Error);
+}
+
 TEST_CASE("offload: options that cannot be honoured say what to change") {
   Precision bf16;
   bf16.parameters = DType::bf16;

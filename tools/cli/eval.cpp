@@ -32,7 +32,7 @@ struct LogitsOptions {
   double tolerance = 0.0;
 };
 
-int evaluate_command(const TrainSettings& settings, const LogitsOptions& logits) {
+int evaluate_command(TrainSettings settings, const LogitsOptions& logits) {
   SHERD_CHECK(!settings.weights.empty(), "eval: give the folder of a run, or --weights FILE");
   check_range("--batch-size", settings.batch_size, 1, 1 << 24);
   const DataSource data = open_data(settings, DataParts::test);
@@ -40,6 +40,7 @@ int evaluate_command(const TrainSettings& settings, const LogitsOptions& logits)
                                          data.test->width(), data.test->classes()));
   Context context(context_options(settings));
   SHERD_CHECK(!context.is_meta(), "--device meta computes no numbers, so it cannot evaluate");
+  settings.reduce_dtype.clear();  // nothing is reduced here
   const std::unique_ptr<Communicator> alone = make_self_communicator();
   ShardingEngine engine(model, context, *alone, training_precision(settings),
                         {.policy = ShardingPolicy::none});

@@ -252,7 +252,13 @@ std::vector<PlanOption> options_that_fit(const TrainSettings& settings, int rank
 }
 
 std::string chosen_recompute(const TrainSettings& settings, int ranks) {
-  if (settings.recompute != "auto") return settings.recompute;
+  if (settings.recompute != "auto") {
+    const bool known = settings.recompute == "none" || settings.recompute == "selective" ||
+                       settings.recompute == "block";
+    SHERD_CHECK(known, "--recompute: expected none, selective, block or auto, got '{}'",
+                settings.recompute);
+    return settings.recompute;
+  }
   const std::size_t limit = limit_of(settings);
   SHERD_CHECK(limit > 0, "--recompute auto: chooses by --memory-limit; give one");
   TrainSettings tried = settings;

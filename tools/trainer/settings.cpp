@@ -204,7 +204,7 @@ const std::vector<Setting>& setting_table() {
        "(of "
        "the MLPs), block (of whole blocks), or auto: the least that fits --memory-limit"},
       {"memory.offload_optimizer", &T::offload_optimizer,
-       "where optimizer state, master weights and gradients of the shard are kept: none, cpu (the "
+       "where optimizer state, master weights and sharded gradients are kept: none, cpu (the "
        "memory of the host), or nvme:DIR (files in DIR, the update reads ahead and writes behind)"},
       {"memory.offload_parameters", &T::offload_parameters,
        "the same for the shard of the parameters"},

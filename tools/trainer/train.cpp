@@ -241,6 +241,10 @@ class Run {
     }
   }
 
+  static constexpr const char* kTorn =
+      " (it came in the middle of an update, after which weights of two steps are mixed: they were "
+      "not saved)";
+
   // All ranks have come here for the same reason, so they can save the weights together.
   [[noreturn]] void give_up_together(const std::string& reason) {
     if (optimizer_->steps_done() == 0) {
@@ -249,6 +253,7 @@ class Run {
     }
     engine_.abandon_step();
     if (log_) log_->error(step_->steps_done(), reason);
+    if (engine_.torn()) throw AgreedError(reason + kTorn);
     throw AgreedError(
         reason + rescue([&](const std::string& path) { save_sharded(model_, engine_, path); }));
   }
@@ -269,15 +274,17 @@ class Run {
              if (!failure.empty()) fail("{}", failure);
            }));
     }
-    fail("{} (the weights of {} steps are lost, they were spread over ranks that have stopped)",
-         reason, step_->steps_done());
+    if (engine_.torn()) fail("{}{}", reason, kTorn);
+    fail("{} (the weights of {} step{} are lost, they were spread over ranks that have stopped)",
+         reason, step_->steps_done(), step_->steps_done() == 1 ? "" : "s");
   }
 
   std::string rescue(const std::function<void(const std::string&)>& save) {
     const std::string path = in_out("model-before-error.safetensors");
     try {
       save(path);
-      return fmt::format(" (the weights after {} steps are in {})", step_->steps_done(), path);
+      return fmt::format(" (the weights after {} step{} are in {})", step_->steps_done(),
+                         step_->steps_done() == 1 ? "" : "s", path);
     } catch (const Error& error) {
       return fmt::format(" (and the weights could not be saved: {})", error.what());
     }

@@ -89,11 +89,12 @@ StepResult TrainingStep::run_staged(InputBuffers& inputs, std::int64_t samples,
   return result;
 }
 
-// The norm and the loss are those of all ranks, so all decide alike. A skipped step counts: its
-// batch is used up and the schedule goes on, but the optimizer has not seen it.
+// The norm is that of all ranks, so all decide alike. A skipped step counts: its batch is used up
+// and the schedule goes on, but the optimizer has not seen it. A loss that is not finite is no case
+// for the scale, which only backward sees.
 bool TrainingStep::skip_overflow(StepResult& result) {
-  const bool finite = std::isfinite(result.loss) && std::isfinite(result.grad_norm);
-  if (!scaler_ || finite || scaler_->exhausted()) return false;
+  const bool overflowed = std::isfinite(result.loss) && !std::isfinite(result.grad_norm);
+  if (!scaler_ || !overflowed || scaler_->exhausted()) return false;
   scaler_->overflow();
   engine_.abandon_step();
   result.skipped = true;
@@ -130,11 +131,13 @@ std::int64_t TrainingStep::first_non_finite_gradient() const {
 void TrainingStep::check_finite(const StepResult& result, const InputBuffers& inputs) {
   if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return;
   const auto message = [&](const std::string& place) {
-    const std::string scale =
-        scaler_ ? fmt::format(", loss scale {}, which cannot be lowered", result.loss_scale) : "";
-    const char* more = !scaler_                        ? ""
-                       : settings_.loss_scale->dynamic ? ", or --precision bf16"
-                                                       : ", or --loss-scale auto";
+    const bool lost = !std::isfinite(result.loss);
+    const std::string scale = scaler_ ? fmt::format(", loss scale {}{}", result.loss_scale,
+                                                    lost ? "" : ", which cannot be lowered")
+                                      : "";
+    const char* more = !scaler_                                ? ""
+                       : lost || settings_.loss_scale->dynamic ? ", or --precision bf16"
+                                                               : ", or --loss-scale auto";
     return fmt::format(
         "step {}: the {} is not finite (loss {}, gradient norm {}{}); first seen in {}. The step "
         "was not taken; try a lower learning rate, a longer warm-up or clipping{}",

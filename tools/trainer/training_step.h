@@ -45,7 +45,8 @@ class SHERD_API TrainingStep {
   // Trains on the global batch of which `batch` is this rank's part, staging it through `inputs`
   // one micro-batch at a time. Throws an AgreedError when the loss or a gradient is not finite,
   // naming the step and the first layer or parameter where that shows; the weights are then still
-  // those before the step. With a loss scale that can still be lowered such a step is skipped.
+  // those before the step. Where only the gradient overflowed, and the loss scale
+  // can be lowered, the step is skipped instead.
   StepResult run(InputBuffers& inputs, const Batch& batch);
   // The same on a global batch of this size whose values are whatever the buffers hold: for meta
   // and for timing.
