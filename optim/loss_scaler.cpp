@@ -20,9 +20,9 @@ LossScaler::LossScaler(const LossScaleSettings& settings)
   SHERD_CHECK(is_power_of_two(settings.minimum) && settings.minimum <= settings.initial,
               "--min-loss-scale: expected a power of two up to the scale at the start, {}; got {}",
               settings.initial, settings.minimum);
-  SHERD_CHECK(settings.growth_window > 0, "--loss-scale-window: must be positive, got {}",
+  SHERD_CHECK(settings.growth_window > 0, "--loss-scale-window: expected 1 or more, got {}",
               settings.growth_window);
-  SHERD_CHECK(settings.hysteresis > 0, "--loss-scale-hysteresis: must be positive, got {}",
+  SHERD_CHECK(settings.hysteresis > 0, "--loss-scale-hysteresis: expected 1 or more, got {}",
               settings.hysteresis);
 }
 

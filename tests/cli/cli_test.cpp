@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sstream>
 #include <string>
 #include <vector>
 
@@ -119,7 +120,8 @@ TEST_CASE("cli: bench disk measures a disk and leaves nothing on it") {
   }
   refuses("bench disk", {"--dir"});
   refuses("bench disk --dir " + folder.path("no"), {folder.path("no"), "does not exist"});
-  refuses(command + "--size 900TiB", {"no room for", folder.path(), "bytes free", "free some space"});
+  refuses(command + "--size 900TiB",
+          {"no room for", folder.path(), "bytes free", "free some space"});
   refuses(command + "--size 1MiB", {"--size: expected a multiple of 16MiB", "1MiB"});
   refuses(command + "--rounds 0", {"--rounds: expected 1"});
   CHECK(folder.file_count() == 0);
@@ -178,7 +180,18 @@ TEST_CASE("cli: unknown words are errors with a suggestion") {
 
 TEST_CASE("cli: settings that cannot be honoured say what to change") {
   refuses("train " + kTiny + "--patch 3", {"8 x 8 is not divisible by the patch size 3"});
-  refuses("train " + kTiny + "--precision int8", {"int8"});
+  refuses("train " + kTiny + "--precision int8",
+          {"--precision int8: expected fp32, bf16, fp16 or fp64"});
+  refuses("train " + kTiny + "--param-dtype fp64",
+          {"--param-dtype fp64: expected fp32, bf16 or fp16; fp64 needs --precision fp64"});
+  refuses("train " + kTiny + "--precision bf16 --loss-scale 1024",
+          {"--loss-scale: has no effect here, it needs --precision fp16"});
+  for (const std::string& command : {"train " + kTiny, "bench step " + kTinyModel}) {
+    for (const char* ranks : {"", "--ranks 2 "}) {
+      refuses(command + ranks + "--precision fp16 --loss-scale 3",
+              {"sherd: --loss-scale: expected auto, or a power of two up to 16777216, got 3"});
+    }
+  }
   refuses("train " + kTiny + "--device cuda", {"'cuda'", "cpu and meta"});
   refuses("train " + kTiny + "--device meta", {"meta", "cannot train"});
   refuses("train " + kTiny + "--batch-size 0", {"--batch-size"});
@@ -262,6 +275,39 @@ TEST_CASE("cli: output that cannot be written is an error; a reader that leaves 
   status_of(std::string(SHERD_PROGRAM) + " train " + kTiny + "--epochs 30 --out " +
             folder.path("run") + " 2>/dev/null | head -n 1 >/dev/null");
   CHECK(std::filesystem::exists(folder.path("run/model.safetensors")));
+}
+
+TEST_CASE("cli: a run in fp16 says how its loss scale went") {
+  const test::TempDirectory folder;
+  // The scale doubles with every good step, so that steps overflow.
+  const std::string command = "train " + kTiny + "--epochs 3 --ranks 2 --precision fp16 ";
+  const Output train =
+      sherd_run(command + "--loss-scale-window 1 --log-every 1 --out " + folder.path("run"));
+  CHECK(train.status == 0);
+  int skipped = 0;
+  std::istringstream log(text_of(folder.path("run/log.jsonl")));
+  nlohmann::json end;
+  for (std::string line; std::getline(log, line);) {
+    end = nlohmann::json::parse(line);
+    skipped += end["event"] == "step" && end.contains("skipped") ? 1 : 0;
+  }
+  CHECK(skipped > 0);
+  CHECK(end["skipped"] == skipped);
+  CHECK(contains(train, "f16, gradients sent in f16, output in f32, weights kept in f32"));
+  CHECK(contains(train, fmt::format("loss scale      {} at the end; {} of 12 steps overflowed and "
+                                    "were skipped\n",
+                                    end["loss_scale"].get<double>(), skipped)));
+  // It evaluates in the precision of the run.
+  CHECK(sherd_run("eval " + folder.path("run")).status == 0);
+  // A fixed scale has no answer to an overflow.
+  refuses(command + "--loss-scale 16777216 --out " + folder.path("fixed"),
+          {"the gradient is not finite", "loss scale 16777216, which cannot be lowered",
+           "first seen in the gradient of ", "or --loss-scale auto"});
+  CHECK_FALSE(std::filesystem::exists(folder.path("fixed/log.jsonl")));
+  const Output plain =
+      sherd_run("train " + kTiny + "--epochs 1 --precision bf16 --out " + folder.path("plain"));
+  CHECK(plain.status == 0);
+  CHECK_FALSE(contains(plain, "loss scale"));
 }
 
 TEST_CASE("cli: a loss that is not finite names step and layer") {

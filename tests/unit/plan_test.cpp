@@ -189,7 +189,7 @@ TEST_CASE("plan: a run that cannot fit is refused, with what would fit, before a
     CHECK(contains(error, "--micro-batch "));
     CHECK(contains(error, " on each rank") == (ranks == 2));
     s.memory_limit = "100KiB";
-    CHECK(contains(error_of(s), "No change of --micro-batch or sharding that was tried would fit"));
+    CHECK(contains(error_of(s), "offloading that was tried would fit: lower --batch-size"));
   }
   CHECK(std::filesystem::is_empty(folder.path()));
   // The batch is no larger than the data.

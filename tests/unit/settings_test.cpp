@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
 #include <sherd/tools/trainer/settings.h>
+#include <sherd/tools/trainer/setup.h>
 
 #include <set>
+#include <tuple>
 
 #include "io_support.h"
 
@@ -95,6 +97,123 @@ TEST_CASE("settings: a flag without effect is an error") {
   refused({{"schedule.schedule", "constant"}, {"schedule.min_lr", "1e-5"}}, "--min-lr");
   CHECK_NOTHROW(
       resolve_settings({}, {{"optimizer.optimizer", "sgd"}, {"optimizer.momentum", "0.8"}}));
+}
+
+TEST_CASE("settings: precision flags that have no effect") {
+  const auto refused = [](Assignments flags, const char* key, const char* value,
+                          const char* message) {
+    flags.emplace_back(key, value);
+    CHECK_THROWS_WITH_AS(resolve_settings({}, flags), doctest::Contains(message), Error);
+  };
+  const char* needs_half = ": has no effect here, it needs --precision fp16";
+  const char* needs_auto = ": has no effect here, it needs --precision fp16 and --loss-scale auto";
+  for (const auto& [key, value, needs] : {std::tuple{"precision.loss_scale", "1024", needs_half},
+                                          {"precision.loss_scale_window", "5", needs_auto},
+                                          {"precision.loss_scale_hysteresis", "2", needs_auto},
+                                          {"precision.min_loss_scale", "2", needs_auto}}) {
+    const std::string name = std::string(key).substr(10);
+    CAPTURE(name);
+    for (const char* precision : {"fp32", "bf16", "fp64"}) {
+      refused({{"precision.precision", precision}}, key, value, needs);
+    }
+    // Nothing is in fp16 after all.
+    refused({{"precision.precision", "fp16"},
+             {"precision.param_dtype", "bf16"},
+             {"precision.reduce_dtype", "fp32"}},
+            key, value, needs);
+    // Something is.
+    for (const Assignments& half : {Assignments{{"precision.precision", "fp16"}},
+                                    {{"precision.param_dtype", "f16"}},
+                                    {{"precision.reduce_dtype", "float16"}}}) {
+      Assignments flags = half;
+      flags.emplace_back(key, value);
+      CHECK_NOTHROW(resolve_settings({}, flags));
+    }
+    if (needs == needs_auto) {
+      refused({{"precision.precision", "fp16"}, {"precision.loss_scale", "8"}}, key, value, needs);
+    }
+  }
+}
+
+TEST_CASE("settings: precision, whole and in parts") {
+  const auto of = [](const Assignments& given) {
+    TrainSettings s;
+    for (const auto& [key, value] : given) assign(s, "precision." + key, value, "test");
+    return training_precision(s);
+  };
+  CHECK(of({}) == Precision(DType::f32));
+  CHECK(of({{"precision", "fp64"}}) == Precision(DType::f64));
+  Precision expected;
+  expected.parameters = expected.reduce = DType::bf16;
+  CHECK(of({{"precision", "bf16"}}) == expected);
+  expected.parameters = DType::f16;
+  expected.reduce = DType::f32;
+  CHECK(of({{"param_dtype", "fp16"}}) == expected);
+  CHECK(of({{"precision", "float16"}, {"reduce_dtype", "f32"}}) == expected);
+  expected.output = DType::f16;
+  CHECK(of({{"precision", "fp16"}, {"reduce_dtype", "fp32"}, {"output_dtype", "fp16"}}) ==
+        expected);
+  const auto refused = [&](const Assignments& given, const char* message) {
+    CAPTURE(message);
+    CHECK_THROWS_WITH_AS(of(given), message, Error);
+  };
+  for (const std::string bad : {"int8", "i64", "fp8", ""}) {
+    refused({{"precision", bad}},
+            ("--precision " + bad + ": expected fp32, bf16, fp16 or fp64").c_str());
+  }
+  for (const std::string name : {"param", "reduce", "output"}) {
+    const std::string flag = "--" + name + "-dtype ", key = name + "_dtype";
+    for (const std::string bad : {"int8", "u8"}) {
+      refused({{key, bad}}, (flag + bad + ": expected fp32, bf16 or fp16").c_str());
+    }
+    for (const char* precision : {"fp32", "bf16", "fp16"}) {
+      refused({{"precision", precision}, {key, "fp64"}},
+              (flag + "fp64: expected fp32, bf16 or fp16; fp64 needs --precision fp64").c_str());
+    }
+    refused({{"precision", "fp64"}, {key, "bf16"}},
+            (flag + "bf16: with --precision fp64 everything is in fp64; leave it out").c_str());
+    CHECK(of({{"precision", "fp64"}, {key, "f64"}}) == Precision(DType::f64));
+  }
+}
+
+TEST_CASE("settings: the loss scale") {
+  const auto of = [](const Assignments& given) {
+    TrainSettings s;
+    s.precision = "fp16";
+    for (const auto& [key, value] : given) assign(s, "precision." + key, value, "test");
+    return loss_scale_settings(s);
+  };
+  const auto automatic =
+      of({{"loss_scale_window", "7"}, {"loss_scale_hysteresis", "2"}, {"min_loss_scale", "0.5"}});
+  REQUIRE(automatic);
+  CHECK(automatic->dynamic);
+  CHECK(automatic->initial == 65536.0);
+  CHECK(automatic->minimum == 0.5);
+  CHECK(automatic->growth_window == 7);
+  CHECK(automatic->hysteresis == 2);
+  const auto fixed = of({{"loss_scale", "1024"}});
+  REQUIRE(fixed);
+  CHECK_FALSE(fixed->dynamic);
+  CHECK(fixed->initial == 1024.0);
+  CHECK(fixed->minimum == 1024.0);
+  CHECK(of({{"precision", "fp32"}, {"param_dtype", "fp16"}}));
+  CHECK(of({{"precision", "fp32"}, {"reduce_dtype", "fp16"}}));
+  CHECK_FALSE(of({{"precision", "fp32"}}));
+  CHECK_FALSE(of({{"precision", "bf16"}}));
+  CHECK_FALSE(of({{"precision", "fp32"}, {"output_dtype", "fp16"}}));
+  const auto refused = [&](const char* key, const char* value, const char* message) {
+    CHECK_THROWS_WITH_AS(of({{key, value}}), doctest::Contains(message), Error);
+  };
+  for (const char* text : {"big", "8x", "", "auto "}) {
+    refused("loss_scale", text, "--loss-scale: expected auto, or a power of two, got '");
+  }
+  for (const char* number : {"3", "0", "-4", "nan", "inf", "33554432"}) {
+    refused("loss_scale", number, "--loss-scale: expected auto, or a power of two up to 16777216");
+  }
+  refused("min_loss_scale", "131072", "--min-loss-scale: expected a power of two up to the scale");
+  refused("min_loss_scale", "3", "--min-loss-scale: expected a power of two");
+  refused("loss_scale_window", "0", "--loss-scale-window: expected 1 or more");
+  refused("loss_scale_hysteresis", "0", "--loss-scale-hysteresis: expected 1 or more");
 }
 
 TEST_CASE("settings: amounts of memory") {

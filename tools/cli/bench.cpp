@@ -33,9 +33,13 @@ std::int64_t calls(const CommunicationCounters& counters) {
   return std::accumulate(std::begin(counters.calls), std::end(counters.calls), std::int64_t{0});
 }
 
-void print_memory(std::int64_t peak, const MemoryBreakdown& at_peak, int ranks) {
-  fmt::print("peak memory     {} {}({})\n", format_bytes(peak), ranks > 1 ? "a rank " : "",
-             format_breakdown(at_peak));
+void print_memory(const MemoryPlan& device, const MemoryPlan& host, int ranks) {
+  const char* each = ranks > 1 ? "a rank " : "";
+  fmt::print("peak memory     {} {}({})\n", format_bytes(device.peak_bytes), each,
+             format_breakdown(device.at_peak));
+  if (host.peak_bytes == 0) return;
+  fmt::print("offloaded       {} {}at most in the host's memory ({})\n",
+             format_bytes(host.peak_bytes), each, format_breakdown(host.at_peak));
 }
 
 void print_traffic(std::int64_t collectives, std::int64_t sent_bytes) {
@@ -64,18 +68,18 @@ int run_meta(const TrainSettings& settings, const BenchOptions& options) {
         {"flops", plan.flops},
         {"collectives_per_step", plan.collectives},
         {"sent_bytes_per_step", plan.sent_bytes},
-        {"peak_bytes", plan.device.peak_bytes}};
+        {"peak_bytes", plan.device.peak_bytes},
+        {"host_peak_bytes", plan.host.peak_bytes}};
     fmt::print("{}\n", line.dump());
     return 0;
   }
   fmt::print("model           {} parameters, batch {}, {}\n", group_digits(plan.parameters),
-             settings.batch_size,
-             describe(training_precision(settings)));
+             settings.batch_size, describe(training_precision(settings)));
   fmt::print("ranks           {}\n", describe_ranks(settings, *make_meta_communicator(0, ranks)));
   fmt::print("products        {:.2f} TFLOP a step{}\n", static_cast<double>(plan.flops) / 1e12,
              ranks > 1 ? " of a rank" : "");
   if (ranks > 1) print_traffic(plan.collectives, plan.sent_bytes);
-  print_memory(plan.device.peak_bytes, plan.device.at_peak, ranks);
+  print_memory(plan.device, plan.host, ranks);
   fmt::print("planned in      {:.3f} s; nothing was allocated or computed\n", seconds);
   return 0;
 }
@@ -87,6 +91,7 @@ BenchResult measure(Context& context, Rehearsal& test, std::int64_t batch,
   Communicator& world = test.engine.groups().world;
   for (std::int64_t i = 0; i < options.warmup; ++i) test.step->run_shape(*test.inputs, batch);
   context.ledger().reset_peak();
+  context.host_ledger().reset_peak();
   BenchResult result;
   // The limit is measured before, between and after the steps, so that both see the same machine;
   // by all ranks at once, as they compute; with memory of its own.
@@ -142,6 +147,7 @@ void print_json(const TrainSettings& settings, Context& context, Rehearsal& test
                               {"flops_per_second", rate},
                               {"matrix_flops_per_second", result.matrix_rate},
                               {"peak_bytes", context.ledger().peak_total()},
+                              {"host_peak_bytes", context.host_ledger().peak_total()},
                               {"peak_resident_bytes", peak_resident_bytes()}};
   fmt::print("{}\n", line.dump());
 }
@@ -165,7 +171,7 @@ void print_result(const TrainSettings& settings, const BenchOptions& options, Co
     fmt::print("exposed         {:.4f} s a step in which rank 0 waited for other ranks ({:.1f}%)\n",
                result.exposed, 100.0 * result.exposed / result.mean);
   }
-  print_memory(context.ledger().peak_total(), context.ledger().at_peak(), ranks);
+  print_memory(memory_plan(context.ledger()), memory_plan(context.host_ledger()), ranks);
   fmt::print("                {} held by the process\n", format_bytes(peak_resident_bytes()));
 }
 
@@ -211,17 +217,19 @@ void bench_rank(const TrainSettings& settings, const BenchOptions& options, Comm
   fmt::print("trace           {}\n", settings.trace);
 }
 
-int bench_step(const TrainSettings& settings, const BenchOptions& options) {
+int bench_step(TrainSettings settings, const BenchOptions& options) {
   SHERD_CHECK(options.steps > 0 && options.warmup >= 0 && options.matrix >= 0,
               "--steps must be positive, --warmup and --matrix not negative");
   const int ranks = planned_ranks(settings);
   check_batch(settings, ranks);
   sharding_options(settings, ranks);
+  loss_scale_settings(settings);
   const bool meta = device_from_name(settings.device) == Device::meta;
   SHERD_CHECK(settings.trace.empty() || (!options.json && !meta),
               "--trace: has no effect with --json or on meta");
   SHERD_CHECK(options.comm_delay == 0.0 || (options.comm_delay > 0.0 && ranks > 1 && !meta),
               "--comm-delay: seconds above 0, with several ranks, not on meta");
+  settings.recompute = chosen_recompute(settings, ranks);
   check_memory_limit(settings, ranks);
   if (meta) return run_meta(settings, options);
   // Claimed before the work: a name that is taken or cannot be written is refused at once.

@@ -6,6 +6,7 @@
 #include <sherd/tools/trainer/ranks.h>
 #include <sherd/tools/trainer/train.h>
 
+#include <cmath>
 #include <csignal>
 
 namespace sherd::cli {
@@ -27,8 +28,8 @@ class Reporter final : public TrainObserver {
     fmt::print("{} parameters; {} training and {} test images; {} epochs of {} steps\n",
                group_digits(info.parameters), group_digits(info.train_images),
                group_digits(info.test_images), info.epochs, info.steps_per_epoch);
-    fmt::print("{}; {} thread{} a rank\n", info.sharding, info.threads,
-               info.threads == 1 ? "" : "s");
+    fmt::print("{}; {} thread{} a rank; {}\n", info.sharding, info.threads,
+               info.threads == 1 ? "" : "s", info.precision);
     fmt::print("epoch   train loss   test loss   top-1     images/s   seconds\n");
     std::fflush(stdout);
   }
@@ -38,11 +39,14 @@ class Reporter final : public TrainObserver {
       images_per_second_ = now.images_per_second;
     }
     const auto done = static_cast<double>(now.step_in_epoch + 1);
+    const std::string scale = info_.scales_loss ? fmt::format("  scale {} ({} skipped)",
+                                                              now.result.loss_scale, now.skipped)
+                                                : "";
     line_.show(
-        fmt::format("{:>5}   {} step {}/{}  loss {:.4f}  lr {:.2e}  norm {:.2f}  {:.0f} images/s",
+        fmt::format("{:>5}   {} step {}/{}  loss {:.4f}  lr {:.2e}  norm {:.2f}{}  {:.0f} images/s",
                     now.epoch + 1, bar(done / static_cast<double>(info_.steps_per_epoch), 20),
                     now.step_in_epoch + 1, info_.steps_per_epoch, now.result.loss, now.result.lr,
-                    now.result.grad_norm, images_per_second_));
+                    now.result.grad_norm, scale, images_per_second_));
   }
 
   void on_evaluate(std::int64_t done, std::int64_t of) override {
@@ -52,15 +56,13 @@ class Reporter final : public TrainObserver {
 
   void on_epoch(const EpochInfo& e) override {
     line_.clear();
-    if (e.evaluated) {
-      fmt::print("{:>5}   {:>10.4f}   {:>9.4f}   {:>5.2f}%   {:>8}   {:>7.1f}\n", e.epoch + 1,
-                 e.train_loss, e.test.loss, 100.0 * e.test.accuracy(),
-                 group_digits(static_cast<std::int64_t>(e.images_per_second)), e.seconds);
-    } else {
-      fmt::print("{:>5}   {:>10.4f}   {:>9}   {:>6}   {:>8}   {:>7.1f}\n", e.epoch + 1,
-                 e.train_loss, "-", "-",
-                 group_digits(static_cast<std::int64_t>(e.images_per_second)), e.seconds);
-    }
+    const std::string train_loss =  // none where every step was skipped
+        std::isnan(e.train_loss) ? "-" : fmt::format("{:.4f}", e.train_loss);
+    const std::string test_loss = e.evaluated ? fmt::format("{:.4f}", e.test.loss) : "-";
+    const std::string top_1 = e.evaluated ? fmt::format("{:.2f}%", 100.0 * e.test.accuracy()) : "-";
+    fmt::print("{:>5}   {:>10}   {:>9}   {:>6}   {:>8}   {:>7.1f}\n", e.epoch + 1, train_loss,
+               test_loss, top_1, group_digits(static_cast<std::int64_t>(e.images_per_second)),
+               e.seconds);
     std::fflush(stdout);
   }
 
@@ -91,6 +93,10 @@ int run_training(const TrainSettings& settings) {
     fmt::print("\ntest accuracy   {:.2f}% of {} images (loss {:.4f})\n",
                100.0 * outcome.test.accuracy(), group_digits(outcome.test.samples),
                outcome.test.loss);
+  }
+  if (outcome.info.scales_loss) {
+    fmt::print("loss scale      {} at the end; {} of {} steps overflowed and were skipped\n",
+               outcome.loss_scale, outcome.skipped, outcome.steps);
   }
   fmt::print("speed           {} images/s in training\n",
              group_digits(static_cast<std::int64_t>(outcome.images_per_second)));
@@ -195,7 +201,7 @@ Command add_train(CLI::App& parent) {
             GoldenOptions options;
             options.directory = state->golden;
             options.data_dir = settings.data_dir;
-            options.dtype = dtype_from_name(settings.precision);
+            options.dtype = training_precision(settings).parameters;
             options.tolerance = state->tolerance;
             options.weight_tolerance = state->weight_tolerance;
             options.ranks = settings;

@@ -10,6 +10,10 @@ Prints the median of each and their ratio.
                      single-rank runs at the same time, each with its share of the batch
   compare.py delay   how much of a delay in every collective Sherd hides behind its work, with --prefetch 0
                      and 1: growth of the step / (collectives x delay), 1 where all of it shows
+  compare.py bf16    the step of `step` in fp32 and in bf16, by both
+  compare.py recompute   needs no PyTorch: the same step with --recompute none, selective and block
+  compare.py precision   needs no PyTorch: the quick start in fp32, bf16 and fp16 with several seeds, and how
+                     far each test accuracy is from that of fp32 with the same seed
 
 --python names the interpreter that has PyTorch (default: this one)."""
 import argparse
@@ -61,14 +65,14 @@ def torch_train(args):
     return last_json(command)["epochs"][0]["images_per_s"]
 
 
-def sherd_step(args):
+def sherd_step(args, *more):
     return last_json([args.sherd, "bench", "step", "--preset", PRESET, "--dataset", "synthetic", "--classes",
-                      "1000", "--batch-size", "8", "--threads", str(args.threads), "--steps", "3", "--json"])
+                      "1000", "--batch-size", "8", "--threads", str(args.threads), "--steps", "3", "--json", *more])
 
 
-def torch_step(args):
+def torch_step(args, *more):
     return last_json([args.python, os.path.join(HERE, "vit_step.py"), "--model", PRESET, "--batch-size", "8",
-                      "--threads", str(args.threads), "--steps", "3", "--json"])
+                      "--threads", str(args.threads), "--steps", "3", "--json", *more])
 
 
 def compare_train(args):
@@ -96,6 +100,34 @@ def compare_step(args):
     memory = [max(r[key] for r in rs) / 2 ** 30
               for rs, key in ((ours, "peak_resident_bytes"), (theirs, "peak_rss_bytes"))]
     print("peak memory of the process: sherd %.2f GiB, torch %.2f GiB" % tuple(memory))
+
+
+def compare_bf16(args):
+    runs = {(who, precision): [] for who in ("sherd", "torch") for precision in ("fp32", "bf16")}
+    for _ in range(args.rounds):
+        for precision in ("fp32", "bf16"):
+            runs["sherd", precision].append(sherd_step(args, "--precision", precision)["seconds_per_step"])
+            runs["torch", precision].append(torch_step(args, "--precision", precision)["median_seconds"])
+        print("  " + "   ".join("%s %s %.3f s" % (*key, seconds[-1]) for key, seconds in runs.items()), flush=True)
+    median = {key: statistics.median(seconds) for key, seconds in runs.items()}
+    for who in ("sherd", "torch"):
+        a, b = median[who, "fp32"], median[who, "bf16"]
+        print("%s, batch 8: %s fp32 %.3f s, bf16 %.3f s, ratio %.2f" % (PRESET, who, a, b, a / b))
+    print("bf16: torch / sherd %.2f" % (median["torch", "bf16"] / median["sherd", "bf16"]))
+
+
+def compare_recompute(args):
+    modes, runs = ("none", "selective", "block"), {}
+    for _ in range(args.rounds):
+        for mode in modes:
+            runs.setdefault(mode, []).append(sherd_step(args, "--recompute", mode))
+        print("  " + "   ".join("%s %.3f s" % (mode, runs[mode][-1]["seconds_per_step"]) for mode in modes),
+              flush=True)
+    base = statistics.median(run["seconds_per_step"] for run in runs["none"])
+    for mode in modes:
+        seconds = statistics.median(run["seconds_per_step"] for run in runs[mode])
+        print("%s, batch 8, --recompute %-9s %.3f s, %.2f times none; peak %.0f MiB"
+              % (PRESET, mode, seconds, seconds / base, runs[mode][-1]["peak_bytes"] / 2 ** 20))
 
 
 def sherd_ranks(args, *more):
@@ -188,15 +220,60 @@ def compare_delay(args):
               % (args.preset, args.shard, prefetch, a, b, collectives, (b - a) / (collectives * delay)))
 
 
+def train_in(args, precision, seed):
+    with tempfile.TemporaryDirectory() as folder:
+        out = os.path.join(folder, "run")
+        command = [args.sherd, "train", "--ranks", str(args.ranks), "--shard", args.shard, "--threads",
+                   str(args.threads), "--precision", precision, "--seed", str(seed), "--out", out]
+        if args.epochs:
+            command += ["--epochs", str(args.epochs)]
+        result = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        if result.returncode != 0:
+            sys.exit("%s failed:\n%s" % (" ".join(command), result.stdout[-2000:]))
+        with open(os.path.join(out, "log.jsonl")) as log:
+            lines = [json.loads(line) for line in log]
+    end, epochs = lines[-1], [line for line in lines if line["event"] == "epoch"]
+    return {"precision": precision, "seed": seed, "accuracy": 100 * end["test_accuracy"],
+            "test_loss": end["test_loss"], "train_loss": epochs[-1]["train_loss"], "steps": end["steps"],
+            "skipped": end.get("skipped", 0), "loss_scale": end.get("loss_scale"),
+            "images_per_second": end["images_per_second"]}
+
+
+def compare_precision(args):
+    base, runs = args.precisions[0], {}
+    for seed in range(args.seeds):
+        for precision in args.precisions:
+            run = runs[precision, seed] = train_in(args, precision, seed)
+            print("  seed %d   %-5s %6.2f%%   test loss %.4f   train loss %.4f%s"
+                  % (seed, precision, run["accuracy"], run["test_loss"], run["train_loss"],
+                     "" if run["loss_scale"] is None else "   %d of %d steps skipped, loss scale %g at the end"
+                     % (run["skipped"], run["steps"], run["loss_scale"])), flush=True)
+    print("top-1 on the test images, %d ranks, --shard %s" % (args.ranks, args.shard))
+    print("        " + "".join("%9s" % ("seed %d" % seed) for seed in range(args.seeds))
+          + "%9s%14s%21s" % ("mean", "mean - " + base, "largest difference"))
+    table = {}
+    for precision in args.precisions:
+        accuracies = [runs[precision, seed]["accuracy"] for seed in range(args.seeds)]
+        differences = [a - runs[base, seed]["accuracy"] for seed, a in enumerate(accuracies)]
+        row = table[precision] = {"accuracies": accuracies, "mean": statistics.mean(accuracies),
+                                  "mean_difference": statistics.mean(differences),
+                                  "largest_difference": max(differences, key=abs)}
+        print("%-8s" % precision + "".join("%9.2f" % a for a in accuracies)
+              + "%9.2f%+14.2f%+21.2f" % (row["mean"], row["mean_difference"], row["largest_difference"]))
+    if args.json:
+        print(json.dumps({"runs": list(runs.values()), "precisions": table}))
+
+
 def main():
-    works = {"train": compare_train, "step": compare_step, "fsdp": compare_fsdp, "delay": compare_delay}
+    works = {"train": compare_train, "step": compare_step, "fsdp": compare_fsdp, "delay": compare_delay,
+             "bf16": compare_bf16, "recompute": compare_recompute, "precision": compare_precision}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", choices=list(works))
     parser.add_argument("--sherd", default=os.path.join(HERE, "../../build/release/tools/cli/sherd"))
     parser.add_argument("--python", default=sys.executable)
-    parser.add_argument("--threads", type=int, help="default: all cores; for fsdp and delay 1 for each rank")
+    parser.add_argument("--threads", type=int, help="default: all cores; with several ranks 1 for each")
     parser.add_argument("--rounds", type=int, default=3)
-    ranks = parser.add_argument_group("fsdp and delay")
+    ranks = parser.add_argument_group("fsdp, delay and precision")
     ranks.add_argument("--preset", default=PRESET)
     ranks.add_argument("--batch-size", type=int, default=8, help="of all ranks together")
     ranks.add_argument("--ranks", type=int, default=2)
@@ -206,13 +283,19 @@ def main():
     ranks.add_argument("--peers", nargs="+", choices=["full", "prefetch", "grad_op", "ddp"],
                        default=["full", "prefetch"],
                        help="vit_fsdp.py's --shard; prefetch: full with --prefetch")
-    ranks.add_argument("--shard", default="zero3", help="of delay")
+    ranks.add_argument("--shard", default="zero3", help="of delay and precision")
     ranks.add_argument("--delay", type=float, metavar="SECONDS",
                        help="of delay (default: half of one unit's forward time, taken from a step)")
+    precision = parser.add_argument_group("precision")
+    precision.add_argument("--precisions", nargs="+", default=["fp32", "bf16", "fp16"],
+                           help="the first is what the others are compared with")
+    precision.add_argument("--seeds", type=int, default=3, help="how many, from 0 on")
+    precision.add_argument("--epochs", type=int, help="default: the quick start's")
+    precision.add_argument("--json", action="store_true", help="print one JSON object at the end")
     args = parser.parse_args()
     if args.threads is None:
-        args.threads = 1 if args.work in ("fsdp", "delay") else len(os.sched_getaffinity(0))
-    if args.batch_size % args.ranks:
+        args.threads = 1 if args.work in ("fsdp", "delay", "precision") else len(os.sched_getaffinity(0))
+    if args.work in ("fsdp", "delay") and args.batch_size % args.ranks:
         parser.error("--batch-size %d cannot be divided by %d ranks" % (args.batch_size, args.ranks))
     if not os.path.exists(args.sherd):
         parser.error("%s is not there: run tools/quickstart first, or give --sherd" % args.sherd)

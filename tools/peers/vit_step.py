@@ -50,7 +50,8 @@ def main():
     parser.add_argument("--threads", type=int, default=available_threads())
     parser.add_argument("--steps", type=int, default=5, help="timed steps")
     parser.add_argument("--warmup", type=int, default=1, help="steps before them")
-    parser.add_argument("--precision", choices=["fp32"], default="fp32")
+    parser.add_argument("--precision", choices=["fp32", "bf16"], default="fp32",
+                        help="bf16: forward and loss under torch.autocast, as PyTorch recommends")
     parser.add_argument("--optimizer", choices=["auto", "fused", "foreach", "loop"], default="auto")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, the rest on stderr")
     args = parser.parse_args()
@@ -68,7 +69,8 @@ def main():
     for step in range(args.warmup + args.steps):
         start = time.perf_counter()
         optimizer.zero_grad(set_to_none=True)
-        loss = F.cross_entropy(model(images), labels)
+        with torch.autocast("cpu", torch.bfloat16, enabled=args.precision == "bf16"):
+            loss = F.cross_entropy(model(images), labels)
         loss.backward()
         optimizer.step()
         if step >= args.warmup:

@@ -18,10 +18,6 @@ std::int64_t calls(const CommunicationCounters& counters) {
   return std::accumulate(std::begin(counters.calls), std::end(counters.calls), std::int64_t{0});
 }
 
-MemoryPlan memory_plan(const Ledger& ledger) {
-  return {ledger.peak_total(), ledger.at_peak(), ledger.peaks()};
-}
-
 StepPlan plan_with(TrainSettings settings, const Image& image, int ranks, int rank) {
   settings.weights.clear();  // which values they have changes nothing
   const std::unique_ptr<Communicator> world = make_meta_communicator(rank, ranks);
@@ -77,12 +73,32 @@ constexpr Candidate kCandidates[] = {
     // The same numbers, and half as much again to send, or smaller messages.
     {"sharding.shard",
      [](const TrainSettings&, int ranks) { return ranks > 1 ? listed("zero3") : listed(); }},
+    // The same numbers, and a part of the forward pass again.
+    {"memory.recompute",
+     [](const TrainSettings& settings, int) {
+       if (settings.recompute == "none") return listed("selective", "block");
+       return settings.recompute == "selective" ? listed("block") : listed();
+     }},
+    // The same numbers, and copies between the device and the host.
+    {"memory.offload_optimizer",
+     [](const TrainSettings& settings, int) {
+       return settings.offload_optimizer == "none" ? listed("cpu") : listed();
+     }},
+    {"memory.offload_parameters",
+     [](const TrainSettings& settings, int) {
+       return settings.offload_parameters == "none" ? listed("cpu") : listed();
+     }},
     {"sharding.unit",
      [](const TrainSettings&, int) { return listed("block", "params:1000000", "params:100000"); }},
     // Sums in another order; smaller products.
     {"run.micro_batch", halves},
     // Sums in another order; to send once for every pass.
     {"sharding.reduce_every", [](const TrainSettings&, int) { return listed("micro"); }},
+    // Other numbers.
+    {"precision.precision",
+     [](const TrainSettings& settings, int) {
+       return dtype_from_name(settings.precision) == DType::f32 ? listed("bf16") : listed();
+     }},
 };
 constexpr std::size_t kMostOptions = 4;
 constexpr int kMostPlans = 100;
@@ -165,7 +181,8 @@ class Search {
 // A sentence.
 std::string describe_options(const std::vector<PlanOption>& options) {
   if (options.empty()) {
-    return "No change of --micro-batch or sharding that was tried would fit: lower --batch-size, "
+    return "No change of --micro-batch, sharding, recomputation or offloading that was tried would "
+           "fit: lower --batch-size, "
            "use more ranks or a smaller model, or raise the limit";
   }
   std::string text;
@@ -204,6 +221,7 @@ Rehearsal::Rehearsal(const TrainSettings& settings, Image like, Context& context
       engine(model, context, world, training_precision(settings),
              sharding_options(settings, world.size())),
       optimizer(make_optimizer(settings)) {
+  model.set_recompute(recompute_from_name(settings.recompute));
   make_weights(settings, model, engine);
   step = std::make_unique<TrainingStep>(context, model, engine, *optimizer,
                                         step_settings(settings, lr_schedule(settings, 1, 1000)));
@@ -220,6 +238,10 @@ Rehearsal::Rehearsal(const TrainSettings& settings, Image like, Context& context
   inputs->labels().copy_from_host(labels.data(), labels.size() * sizeof labels[0]);
 }
 
+MemoryPlan memory_plan(const Ledger& ledger) {
+  return {ledger.peak_total(), ledger.at_peak(), ledger.peaks()};
+}
+
 StepPlan plan_step(const TrainSettings& settings, int ranks, int rank) {
   return plan_with(settings, one_image(settings), ranks, rank);
 }
@@ -227,6 +249,18 @@ StepPlan plan_step(const TrainSettings& settings, int ranks, int rank) {
 std::vector<PlanOption> options_that_fit(const TrainSettings& settings, int ranks,
                                          std::size_t limit) {
   return Search(settings, one_image(settings), ranks, limit).run();
+}
+
+std::string chosen_recompute(const TrainSettings& settings, int ranks) {
+  if (settings.recompute != "auto") return settings.recompute;
+  const std::size_t limit = limit_of(settings);
+  SHERD_CHECK(limit > 0, "--recompute auto: chooses by --memory-limit; give one");
+  TrainSettings tried = settings;
+  for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::block}) {
+    tried.recompute = name_of(recompute);
+    if (fits(plan_step(tried, ranks).device.peak_bytes, limit)) break;
+  }
+  return tried.recompute;
 }
 
 void check_memory_limit(const TrainSettings& settings, int ranks) {

@@ -36,6 +36,9 @@ struct MemoryPlan {
   MemoryBreakdown at_peak{}, peaks{};  // see Ledger
 };
 
+// What a ledger has seen.
+SHERD_API MemoryPlan memory_plan(const Ledger& ledger);
+
 // Of one rank.
 struct StepPlan {
   MemoryPlan device, host;
@@ -61,6 +64,10 @@ struct PlanOption {
 // At most four changes of the settings, or pairs of changes, whose step fits; the cheapest first.
 SHERD_API std::vector<PlanOption> options_that_fit(const TrainSettings& settings, int ranks,
                                                    std::size_t limit);
+
+// --recompute auto: the name of the least recomputation whose step fits --memory-limit, or of the
+// most there is. Otherwise what the settings say.
+SHERD_API std::string chosen_recompute(const TrainSettings& settings, int ranks);
 
 // Throws an AgreedError with the planned peak, what it is made of and what would fit, where
 // --memory-limit is too little for any step. Every rank comes to the same.

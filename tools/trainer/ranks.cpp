@@ -3,6 +3,7 @@
 
 #include <sherd/comm/mpi.h>
 #include <sherd/comm/rank_threads.h>
+#include <sherd/tools/trainer/setup.h>
 
 #include <algorithm>
 #include <sstream>
@@ -98,7 +99,10 @@ ShardingOptions sharding_options(const TrainSettings& settings, int ranks) {
               "--reduce-every: expected step or micro, got '{}'", settings.reduce_every);
   options.reduce_every_pass = settings.reduce_every == "micro";
   if (!settings.mesh.empty()) options.mesh = ProcessMesh::parse(settings.mesh);
-  validate(options, ranks);
+  options.offload_optimizer = OffloadTo::parse(settings.offload_optimizer, "--offload-optimizer");
+  options.offload_parameters =
+      OffloadTo::parse(settings.offload_parameters, "--offload-parameters");
+  validate(options, ranks, training_precision(settings));
   return options;
 }
 
@@ -125,13 +129,19 @@ Trace::Clock::time_point common_trace_origin(Communicator& world) {
 
 std::string describe_ranks(const TrainSettings& settings, const Communicator& world) {
   const ShardingOptions options = sharding_options(settings, world.size());
-  if (world.size() == 1) return fmt::format("1 rank, {}", name_of(options.policy));
+  std::string memory;
+  if (settings.recompute != "none") memory += ", recompute " + settings.recompute;
+  for (const auto& [what, to] : {std::pair{"optimizer", settings.offload_optimizer},
+                                 {"parameters", settings.offload_parameters}}) {
+    if (to != "none") memory += fmt::format(", {} offloaded to {}", what, to);
+  }
+  if (world.size() == 1) return fmt::format("1 rank, {}{}", name_of(options.policy), memory);
   const std::string kind = world.on_paper() ? ""
                            : under_launcher()
                                ? fmt::format(" as processes over {}", world.backend())
                                : " as threads";
-  return fmt::format("{} ranks{}, {}{}", world.size(), kind, name_of(options.policy),
-                     options.mesh ? " over " + options.mesh->to_string() : std::string());
+  return fmt::format("{} ranks{}, {}{}{}", world.size(), kind, name_of(options.policy),
+                     options.mesh ? " over " + options.mesh->to_string() : std::string(), memory);
 }
 
 }  // namespace sherd

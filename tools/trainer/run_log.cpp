@@ -25,11 +25,13 @@ json number(double value) {
 }  // namespace
 
 void RunLog::start(const RunInfo& info, const TrainSettings& settings) {
+  scales_loss_ = info.scales_loss;
   file_.write(json{{"event", "start"},
                    {"version", version()},
                    {"build", build_description()},
                    {"ranks", info.ranks},
                    {"sharding", info.sharding},
+                   {"precision", info.precision},
                    {"threads", info.threads},
                    {"parameters", info.parameters},
                    {"train_images", info.train_images},
@@ -41,18 +43,20 @@ void RunLog::start(const RunInfo& info, const TrainSettings& settings) {
 }
 
 void RunLog::step(const StepInfo& now, const Ledger& ledger, double exposed_seconds) {
-  file_.write(json{{"event", "step"},
-                   {"epoch", now.epoch},
-                   {"step", now.result.step},
-                   {"loss", number(now.result.loss)},
-                   {"lr", now.result.lr},
-                   {"grad_norm", number(now.result.grad_norm)},
-                   {"images_per_second", number(now.images_per_second)},
-                   {"data_wait", now.data_wait},
-                   {"exposed_communication", exposed_seconds},
-                   {"live_bytes", ledger.live_total()},
-                   {"peak_bytes", ledger.peak_total()}}
-                  .dump());
+  json line{{"event", "step"},
+            {"epoch", now.epoch},
+            {"step", now.result.step},
+            {"loss", number(now.result.loss)},
+            {"lr", now.result.lr},
+            {"grad_norm", number(now.result.grad_norm)},
+            {"images_per_second", number(now.images_per_second)},
+            {"data_wait", now.data_wait},
+            {"exposed_communication", exposed_seconds},
+            {"live_bytes", ledger.live_total()},
+            {"peak_bytes", ledger.peak_total()}};
+  if (scales_loss_) line["loss_scale"] = now.result.loss_scale;
+  if (now.result.skipped) line["skipped"] = true;
+  file_.write(line.dump());
 }
 
 void RunLog::epoch(const EpochInfo& info) {
@@ -61,6 +65,7 @@ void RunLog::epoch(const EpochInfo& info) {
             {"train_loss", number(info.train_loss)},
             {"seconds", info.seconds},
             {"images_per_second", number(info.images_per_second)}};
+  if (scales_loss_) line["skipped"] = info.skipped;
   if (info.evaluated) {
     line["test_accuracy"] = info.test.accuracy();
     line["test_loss"] = number(info.test.loss);
@@ -69,16 +74,20 @@ void RunLog::epoch(const EpochInfo& info) {
 }
 
 void RunLog::end(const TrainOutcome& outcome) {
-  file_.write(json{{"event", "end"},
-                   {"stopped", outcome.stopped},
-                   {"steps", outcome.steps},
-                   {"images_per_second", number(outcome.images_per_second)},
-                   {"test_accuracy", outcome.test.accuracy()},
-                   {"test_loss", number(outcome.test.loss)},
-                   {"peak_bytes", outcome.peak_bytes},
-                   {"at_peak", memory_json(outcome.at_peak)},
-                   {"weights", outcome.weights_path}}
-                  .dump());
+  json line{{"event", "end"},
+            {"stopped", outcome.stopped},
+            {"steps", outcome.steps},
+            {"images_per_second", number(outcome.images_per_second)},
+            {"test_accuracy", outcome.test.accuracy()},
+            {"test_loss", number(outcome.test.loss)},
+            {"peak_bytes", outcome.peak_bytes},
+            {"at_peak", memory_json(outcome.at_peak)},
+            {"weights", outcome.weights_path}};
+  if (scales_loss_) {
+    line["skipped"] = outcome.skipped;
+    line["loss_scale"] = outcome.loss_scale;
+  }
+  file_.write(line.dump());
 }
 
 void RunLog::error(std::int64_t steps, const std::string& reason) {

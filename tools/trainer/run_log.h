@@ -1,5 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// log.jsonl of a run: one JSON object a line, told apart by "event".
+// log.jsonl of a run: one JSON object a line, told apart by "event": start, step, epoch, end,
+// error. A number that is not finite is null. Where something is in fp16, a step has its
+// "loss_scale", one that overflowed "skipped": true (such a step always has a line), an epoch the
+// number of those; its "train_loss" is the mean of the others.
 #pragma once
 
 #include <sherd/runtime/io/file.h>
@@ -21,6 +24,7 @@ class RunLog {
 
  private:
   JsonLinesLog file_;
+  bool scales_loss_ = false;
 };
 
 }  // namespace sherd

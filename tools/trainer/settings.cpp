@@ -198,7 +198,16 @@ const std::vector<Setting>& setting_table() {
       {"precision.min_loss_scale", &T::min_loss_scale,
        "fp16: an overflow at this scale ends the run, and names the layer"},
       {"memory.memory_limit", &T::memory_limit,
-       "most memory that a rank may reserve, such as 6GiB; empty: no limit"},
+       "most memory that a rank may reserve on its device, such as 6GiB; empty: no limit"},
+      {"memory.recompute", &T::recompute,
+       "run forward passes again in backward instead of keeping what they save: none, selective "
+       "(of "
+       "the MLPs), block (of whole blocks), or auto: the least that fits --memory-limit"},
+      {"memory.offload_optimizer", &T::offload_optimizer,
+       "where optimizer state, master weights and gradients of the shard are kept: none, cpu (the "
+       "memory of the host), or nvme:DIR (files in DIR, the update reads ahead and writes behind)"},
+      {"memory.offload_parameters", &T::offload_parameters,
+       "the same for the shard of the parameters"},
       {"run.epochs", &T::epochs, "passes over the training images"},
       {"run.max_steps", &T::max_steps,
        "stop (and end the schedule) after this many steps; 0: by epochs"},
@@ -361,6 +370,8 @@ void check_used(const TrainSettings& s, const Assignments& given) {
       {"schedule.min_lr", s.schedule != "constant", "a schedule that decays"},
       {"sharding.reduce_every", s.micro_batch > 0, "--micro-batch"},
       {"sharding.prefetch", gathers, "a policy that shards parameters (grad_op, zero3, hybrid)"},
+      {"memory.offload_parameters", gathers || s.offload_parameters == "none",
+       "a policy that shards parameters (grad_op, zero3, hybrid)"},
       {"precision.loss_scale", half, "--precision fp16"},
       {"precision.loss_scale_window", scaled, "--precision fp16 and --loss-scale auto"},
       {"precision.loss_scale_hysteresis", scaled, "--precision fp16 and --loss-scale auto"},

@@ -4,6 +4,7 @@
 #include <sherd/comm/agreement.h>
 #include <sherd/models/weights.h>
 
+#include <charconv>
 #include <functional>
 
 namespace sherd {
@@ -29,45 +30,54 @@ std::unique_ptr<Optimizer> make_optimizer(const TrainSettings& s) {
 }
 
 StepSettings step_settings(const TrainSettings& settings, const LrSchedule& schedule) {
-  StepSettings step{
-      schedule, settings.clip_grad_norm, settings.label_smoothing, settings.micro_batch, {}};
-  if (scales_loss(settings)) {
-    LossScaleSettings scale;
-    scale.dynamic = settings.loss_scale == "auto";
-    if (!scale.dynamic) {
-      scale.initial = number_from_text(settings.loss_scale, "--loss-scale");
-      scale.minimum = scale.initial;
-    } else {
-      scale.minimum = settings.min_loss_scale;
-    }
-    scale.growth_window = settings.loss_scale_window;
-    scale.hysteresis = settings.loss_scale_hysteresis;
-    step.loss_scale = scale;
-  }
-  return step;
+  return {schedule, settings.clip_grad_norm, settings.label_smoothing, settings.micro_batch,
+          loss_scale_settings(settings)};
 }
 
-bool scales_loss(const TrainSettings& settings) {
+std::optional<LossScaleSettings> loss_scale_settings(const TrainSettings& settings) {
   const Precision precision = training_precision(settings);
-  return precision.parameters == DType::f16 || precision.reduce == DType::f16;
+  if (precision.parameters != DType::f16 && precision.reduce != DType::f16) return {};
+  LossScaleSettings scale;
+  scale.dynamic = settings.loss_scale == "auto";
+  scale.minimum = settings.min_loss_scale;
+  if (!scale.dynamic) {
+    const char* end = settings.loss_scale.data() + settings.loss_scale.size();
+    const auto [rest, error] = std::from_chars(settings.loss_scale.data(), end, scale.initial);
+    SHERD_CHECK(error == std::errc() && rest == end,
+                "--loss-scale: expected auto, or a power of two, got '{}'", settings.loss_scale);
+    scale.minimum = scale.initial;
+  }
+  scale.growth_window = settings.loss_scale_window;
+  scale.hysteresis = settings.loss_scale_hysteresis;
+  LossScaler{scale};  // refuses what makes no sense
+  return scale;
 }
 
 Precision training_precision(const TrainSettings& settings) {
-  const DType type = dtype_from_name(settings.precision);
-  SHERD_CHECK(is_floating(type), "--precision {}: expected fp32, bf16, fp16 or fp64",
-              settings.precision);
+  const auto parse = [](const char* flag, const std::string& name, const char* expected) {
+    std::optional<DType> type;
+    try {
+      type = dtype_from_name(name);
+    } catch (const Error&) {  // it does not know the flag
+    }
+    SHERD_CHECK(type && is_floating(*type), "{} {}: expected {}", flag, name, expected);
+    return *type;
+  };
+  const DType type = parse("--precision", settings.precision, "fp32, bf16, fp16 or fp64");
   Precision precision;
   if (type == DType::f64) precision = DType::f64;
   precision.parameters = precision.reduce = type;
-  const auto choose = [](const char* flag, const std::string& name, DType& target) {
+  const auto choose = [&](const char* flag, const std::string& name, DType& target) {
     if (name.empty()) return;
-    target = dtype_from_name(name);
-    SHERD_CHECK(is_floating(target), "{} {}: expected fp32, bf16 or fp16", flag, name);
+    target = parse(flag, name, "fp32, bf16 or fp16");
+    SHERD_CHECK(type != DType::f64 || target == type,
+                "{} {}: with --precision fp64 everything is in fp64; leave it out", flag, name);
+    SHERD_CHECK(type == DType::f64 || target != DType::f64,
+                "{} {}: expected fp32, bf16 or fp16; fp64 needs --precision fp64", flag, name);
   };
   choose("--param-dtype", settings.param_dtype, precision.parameters);
   choose("--reduce-dtype", settings.reduce_dtype, precision.reduce);
   choose("--output-dtype", settings.output_dtype, precision.output);
-  validate(precision);
   return precision;
 }
 

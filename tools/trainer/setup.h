@@ -9,6 +9,7 @@
 
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 
 namespace sherd {
@@ -20,8 +21,8 @@ SHERD_API std::unique_ptr<Optimizer> make_optimizer(const TrainSettings& setting
 SHERD_API StepSettings step_settings(const TrainSettings& settings, const LrSchedule& schedule);
 // Of [precision]; throws for what does not fit together.
 SHERD_API Precision training_precision(const TrainSettings& settings);
-// Whether something is computed or sent in fp16.
-SHERD_API bool scales_loss(const TrainSettings& settings);
+// Where something is computed or sent in fp16; throws for what makes no sense.
+SHERD_API std::optional<LossScaleSettings> loss_scale_settings(const TrainSettings& settings);
 // Fills the elements this rank keeps: from settings.weights, or by the initialisers.
 SHERD_API void make_weights(const TrainSettings& settings, const Module& model,
                             ShardingEngine& engine);

@@ -55,7 +55,9 @@ class Run {
         context_(options_of_context()),
         engine_(model_, context_, world, training_precision(settings),
                 sharding_options(settings, world.size())),
-        optimizer_(make_optimizer(settings)) {}
+        optimizer_(make_optimizer(settings)) {
+    model_.set_recompute(recompute_from_name(settings.recompute));
+  }
 
   // Everything that can be refused is refused before the first file is made.
   TrainOutcome run() {
@@ -117,6 +119,8 @@ class Run {
     info_.threads = context_.threads();
     info_.ranks = world_.size();
     info_.sharding = describe_ranks(settings_, world_);
+    info_.precision = describe(engine_.precision());
+    info_.scales_loss = loss_scale_settings(settings_).has_value();
   }
 
   void prepare() {
@@ -183,6 +187,11 @@ class Run {
     for (std::string* path : {&resolved.data_dir, &resolved.weights}) {
       if (!path->empty()) *path = std::filesystem::absolute(*path).string();
     }
+    for (std::string* to : {&resolved.offload_optimizer, &resolved.offload_parameters}) {
+      const OffloadTo parsed = OffloadTo::parse(*to, "--offload");
+      if (parsed.directory.empty()) continue;
+      *to = "nvme:" + std::filesystem::absolute(parsed.directory).string();
+    }
     resolved.ranks = world_.size();  // a launcher's too
     claim(outcome_.config_path, settings_to_toml(resolved));
   }
@@ -222,8 +231,8 @@ class Run {
     observer_.on_start(info_);
   }
 
-  // A run that fails keeps what it has learnt; one that fails before its first step leaves no
-  // trace, so that the corrected command can be repeated.
+  // A run that fails keeps what it has learnt; one that has learnt nothing, because its first step
+  // failed or all were skipped, leaves no trace, so that the corrected command can be repeated.
   void remove_files() {
     log_.reset();
     for (const std::string& path : claimed_) {
@@ -234,7 +243,7 @@ class Run {
 
   // All ranks have come here for the same reason, so they can save the weights together.
   [[noreturn]] void give_up_together(const std::string& reason) {
-    if (!step_ || step_->steps_done() == 0) {
+    if (optimizer_->steps_done() == 0) {
       remove_files();
       throw AgreedError(reason);
     }
@@ -248,7 +257,7 @@ class Run {
   [[noreturn]] void give_up_alone(const std::string& reason) {
     if (world_.size() == 1) give_up_together(reason);
     world_.abort(fmt::format("rank {}: {}", world_.rank(), reason));
-    if (!step_ || step_->steps_done() == 0) {
+    if (optimizer_->steps_done() == 0) {
       remove_files();
       fail("{}", reason);
     }
@@ -316,6 +325,7 @@ class Run {
     }
     agree_on_errors(world_, failure_);
     outcome_.steps = step_->steps_done();
+    outcome_.loss_scale = step_->loss_scale();
     outcome_.images_per_second = static_cast<double>(images_done) / outcome_.train_seconds;
   }
 
@@ -324,7 +334,7 @@ class Run {
     Window window{epoch_start, 0.0, exposed()};
     const double exposed_before = window.exposed;
     double loss_sum = 0.0;
-    std::int64_t samples = 0, in_epoch = 0;
+    std::int64_t samples = 0, learnt = 0, in_epoch = 0;
     by_itself([&] { loader_->start_epoch(epoch); });
     // All ranks take as many batches: the count follows from the settings alone.
     while (step_->steps_done() < info_.total_steps && in_epoch < info_.steps_per_epoch) {
@@ -341,12 +351,19 @@ class Run {
       now.step_in_epoch = in_epoch++;
       samples += size;
       window.samples += size;
-      loss_sum += now.result.loss * static_cast<double>(size);
+      if (now.result.skipped) {
+        ++info->skipped;
+        ++outcome_.skipped;
+      } else {
+        learnt += size;
+        loss_sum += now.result.loss * static_cast<double>(size);
+      }
+      now.skipped = outcome_.skipped;
       by_itself([&] { after_step(now, window); });
     }
     info->seconds = seconds_since(epoch_start);
     outcome_.exposed_seconds += exposed() - exposed_before;
-    info->train_loss = samples > 0 ? loss_sum / static_cast<double>(samples) : 0.0;
+    info->train_loss = learnt > 0 ? loss_sum / static_cast<double>(learnt) : NAN;
     info->images_per_second = static_cast<double>(samples) / info->seconds;
     return samples;
   }
@@ -367,7 +384,7 @@ class Run {
     now.data_wait = window.wait;
     const std::int64_t done = step_->steps_done();
     if (done == kTracedSteps || done == info_.total_steps) write_trace();
-    if (done % settings_.log_every == 0 || done == info_.total_steps) {
+    if (done % settings_.log_every == 0 || done == info_.total_steps || now.result.skipped) {
       if (log_) log_->step(now, context_.ledger(), exposed() - window.exposed);
       window = Window{Clock::now(), 0.0, exposed()};
     }
@@ -460,23 +477,25 @@ class OtherRank final : public TrainObserver {
 
 TrainObserver::~TrainObserver() = default;
 
-TrainOutcome train(const TrainSettings& settings, TrainObserver& observer) {
+TrainOutcome train(const TrainSettings& given, TrainObserver& observer) {
+  TrainSettings settings = given;
   // Refused before anything is read.
   SHERD_CHECK(device_from_name(settings.device) != Device::meta,
               "--device meta computes no numbers, so it cannot train; see sherd bench step");
   const int ranks = planned_ranks(settings);
   sharding_options(settings, ranks);
   check_batch(settings, ranks);
-  training_precision(settings);
+  loss_scale_settings(settings);
   // Threads share the images; processes read their own.
   std::optional<DataSource> shared;
   if (!under_launcher()) shared = open_data(settings);
-  const auto check_memory = [&](const DataSource& data) {
+  const auto plan_memory = [&](const DataSource& data) {
     TrainSettings planned = settings;
     planned.batch_size = std::min(settings.batch_size, data.train->size());
+    settings.recompute = planned.recompute = chosen_recompute(planned, ranks);
     check_memory_limit(planned, ranks);
   };
-  if (shared) check_memory(*shared);
+  if (shared) plan_memory(*shared);
   TrainOutcome outcome;
   run_on_ranks(settings, [&](Communicator& world) {
     OtherRank other(observer);
@@ -486,7 +505,7 @@ TrainOutcome train(const TrainSettings& settings, TrainObserver& observer) {
         world,
         {fmt::format("{} training and {} test images", data.train->size(), data.test->size())},
         settings);
-    if (!shared) check_memory(data);
+    if (!shared) plan_memory(data);
     with_memory_advice(settings, ranks, [&] {
       Run run(settings, data, world, first ? observer : other);
       const TrainOutcome mine = run.run();

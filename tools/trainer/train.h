@@ -20,7 +20,9 @@ struct RunInfo {
   std::int64_t epochs = 0, steps_per_epoch = 0, total_steps = 0;
   int threads = 0;  // of a rank
   int ranks = 1;
-  std::string sharding;  // "4 ranks as threads, zero3"
+  std::string sharding;      // "4 ranks as threads, zero3"
+  std::string precision;     // see describe(Precision)
+  bool scales_loss = false;  // something is in fp16: steps may overflow and be skipped
 };
 
 struct StepInfo {
@@ -28,11 +30,14 @@ struct StepInfo {
   std::int64_t epoch = 0, step_in_epoch = 0;
   double images_per_second = 0.0;  // since the last log line
   double data_wait = 0.0;          // seconds spent waiting for batches since then
+  std::int64_t skipped = 0;        // steps of the run so far
 };
 
 struct EpochInfo {
   std::int64_t epoch = 0;
-  double train_loss = 0.0;  // mean over the epoch's samples
+  double train_loss = 0.0;   // mean over the epoch's samples, of steps that were not skipped;
+                             // NaN where all were
+  std::int64_t skipped = 0;  // steps
   double seconds = 0.0;
   double images_per_second = 0.0;
   bool evaluated = false;
@@ -52,8 +57,9 @@ class SHERD_API TrainObserver {
 
 struct TrainOutcome {
   RunInfo info;
-  std::int64_t steps = 0;
-  bool stopped = false;  // by the observer; the weights are saved all the same
+  std::int64_t steps = 0, skipped = 0;
+  double loss_scale = 1.0;  // at the end
+  bool stopped = false;     // by the observer; the weights are saved all the same
   EvaluationResult test;
   double train_seconds = 0.0;    // of the steps alone, data waits included
   double exposed_seconds = 0.0;  // of those, spent waiting for other ranks

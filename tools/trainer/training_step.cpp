@@ -42,8 +42,7 @@ double TrainingStep::forward_backward(const InputBuffers& inputs, std::int64_t s
     loss = cross_entropy(logits, {inputs.labels(), {}, settings_.label_smoothing}, samples);
     if (weightless) loss = scale(loss, 0.0);
   }
-  const double scale = scaler_ ? scaler_->scale() : 1.0;
-  tape.backward(loss, full(context_, loss.shape(), loss.tensor().dtype(), scale));
+  tape.backward(loss, full(context_, loss.shape(), loss.tensor().dtype(), loss_scale()));
   return context_.is_meta() ? 0.0 : loss.tensor().item();
 }
 
@@ -75,7 +74,7 @@ StepResult TrainingStep::run_staged(InputBuffers& inputs, std::int64_t samples,
     const TraceScope norm_trace(context_.trace(), "gradient_norm", "optimizer");
     const GlobalStep all = engine_.finish_backward(loss);
     result.loss = all.loss;
-    result.loss_scale = scaler_ ? scaler_->scale() : 1.0;
+    result.loss_scale = loss_scale();
     result.grad_norm = all.grad_norm / result.loss_scale;
   }
   if (skip_overflow(result)) return result;
@@ -113,34 +112,43 @@ StepResult TrainingStep::run_shape(InputBuffers& inputs, std::int64_t samples) {
                     [&](std::int64_t, std::int64_t count) { inputs.stage_shape(count); });
 }
 
-std::string TrainingStep::first_non_finite_gradient() const {
-  // In the order in which backward made them.
-  const std::vector<ParameterSpan> spans = engine_.spans();
-  for (auto span = spans.rbegin(); span != spans.rend(); ++span) {
-    if (span->grad.defined() && first_non_finite(span->grad) >= 0) {
-      return "gradient of " + span->name;
-    }
+// By its place in the model, which backward goes through from the end; -1 where there is none.
+std::int64_t TrainingStep::first_non_finite_gradient() const {
+  const std::vector<Parameter*> parameters = model_.parameters();
+  std::int64_t first = -1;
+  for (const ParameterSpan& span : engine_.spans()) {
+    if (!span.grad.defined() || first_non_finite(span.grad) < 0) continue;
+    const auto found = std::ranges::find(parameters, span.name, &Parameter::name);
+    first = std::max<std::int64_t>(first, found - parameters.begin());
   }
-  return {};
+  // A rank has pieces of some parameters alone: they find the first of all.
+  engine_.groups().world.all_reduce(&first, 1, DType::i64, ReduceOp::max,
+                                    "which gradient is not finite");
+  return first;
 }
 
 void TrainingStep::check_finite(const StepResult& result, const InputBuffers& inputs) {
   if (std::isfinite(result.loss) && std::isfinite(result.grad_norm)) return;
-  // The loss and the norm are those of all ranks, so all come here; perhaps one alone finds where.
-  std::string where = find_non_finite(model_, engine_, inputs.images());
-  if (where.empty()) where = first_non_finite_gradient();
   const auto message = [&](const std::string& place) {
+    const std::string scale =
+        scaler_ ? fmt::format(", loss scale {}, which cannot be lowered", result.loss_scale) : "";
+    const char* more = !scaler_                        ? ""
+                       : settings_.loss_scale->dynamic ? ", or --precision bf16"
+                                                       : ", or --loss-scale auto";
     return fmt::format(
         "step {}: the {} is not finite (loss {}, gradient norm {}{}); first seen in {}. The step "
         "was not taken; try a lower learning rate, a longer warm-up or clipping{}",
         result.step, std::isfinite(result.loss) ? "gradient" : "loss", result.loss,
-        result.grad_norm,
-        scaler_ ? fmt::format(", loss scale {}, which cannot be lowered", result.loss_scale) : "",
-        place, scaler_ ? ", or --precision bf16" : "");
+        result.grad_norm, scale, place, more);
   };
-  Communicator& world = engine_.groups().world;
-  agree_on_errors(world, where.empty() ? "" : message(where));
-  throw AgreedError(message("the loss itself"));
+  // The loss and the norm are those of all ranks, so all come here; perhaps one alone finds where.
+  const std::string where = find_non_finite(model_, engine_, inputs.images());
+  agree_on_errors(engine_.groups().world, where.empty() ? "" : message(where));
+  const std::int64_t first = first_non_finite_gradient();
+  throw AgreedError(message(
+      first < 0
+          ? "the loss itself"
+          : "the gradient of " + model_.parameters()[static_cast<std::size_t>(first)]->name()));
 }
 
 std::string find_non_finite(Module& model, ShardingEngine& engine, const Tensor& images) {

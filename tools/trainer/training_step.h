@@ -12,6 +12,7 @@
 
 #include <functional>
 #include <optional>
+#include <string>
 
 namespace sherd {
 
@@ -50,7 +51,8 @@ class SHERD_API TrainingStep {
   // and for timing.
   StepResult run_shape(InputBuffers& inputs, std::int64_t samples);
 
-  std::int64_t steps_done() const { return steps_; }
+  std::int64_t steps_done() const { return steps_; }                      // skipped ones too
+  double loss_scale() const { return scaler_ ? scaler_->scale() : 1.0; }  // of the next step
 
  private:
   // stage(begin, count) puts these samples of the rank's part into the buffers.
@@ -59,7 +61,7 @@ class SHERD_API TrainingStep {
   double forward_backward(const InputBuffers& inputs, std::int64_t samples, bool weightless);
   bool skip_overflow(StepResult& result);
   void check_finite(const StepResult& result, const InputBuffers& inputs);
-  std::string first_non_finite_gradient() const;
+  std::int64_t first_non_finite_gradient() const;
 
   Context& context_;
   Module& model_;
