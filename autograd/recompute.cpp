@@ -4,6 +4,7 @@
 #include <sherd/autograd/tape.h>
 #include <sherd/runtime/out_of_memory.h>
 
+#include <algorithm>
 #include <utility>
 
 namespace sherd {
@@ -12,6 +13,14 @@ namespace {
 constexpr const char* kAdvice =
     "; what runs again has to do the same both times: depend on its input, its parameters and the "
     "random position alone, and change nothing";
+
+void check_not_written(const Tensor& tensor, std::uint64_t version, std::uint64_t saved_at) {
+  SHERD_CHECK(
+      version == saved_at,
+      "a {} saved for backward was written in place since (version {}, saved at {}); write to "
+      "a copy, or after backward",
+      tensor.describe(), version, saved_at);
+}
 
 }  // namespace
 
@@ -27,28 +36,28 @@ const Tensor& SavedTensor::get() const {
   // A copy: the values let go of it when it has run.
   if (const std::shared_ptr<Recomputation> source = value_->source) source->run_again();
   const Tensor& tensor = value_->tensor;
-  SHERD_CHECK(
-      tensor.storage().version() == value_->version,
-      "a {} saved for backward was written in place since (version {}, saved at {}); write to "
-      "a copy, or after backward",
-      tensor.describe(), tensor.storage().version(), value_->version);
+  check_not_written(tensor, tensor.storage().version(), value_->version);
   return tensor;
 }
 
 Variable recompute(const std::string& name, std::function<Variable(const Variable&)> forward,
-                   const Variable& input) {
+                   const Variable& input, bool offload_input) {
   Tape* tape = input.context().tape();
   if (tape == nullptr || tape->recomputation_ != nullptr) return forward(input);
-  return std::make_shared<Recomputation>(name, std::move(forward), input)->run_first(*tape, input);
+  return std::make_shared<Recomputation>(name, std::move(forward), input, offload_input)
+      ->run_first(*tape, input);
 }
 
-Recomputation::Recomputation(std::string name, Forward forward, const Variable& input)
-    : name_(std::move(name)),
+Recomputation::Recomputation(std::string name, Forward forward, const Variable& input,
+                             bool offload_input)
+    : context_(input.context()),
+      name_(std::move(name)),
       forward_(std::move(forward)),
       input_(input.tensor()),
+      offload_input_(offload_input && OffloadedTensor::can_move(input.tensor())),
       input_requires_grad_(input.requires_grad()),
-      random_position_(input.context().random_position()),
-      first_serial_(input.context().next_storage_serial()) {}
+      random_position_(context_.random_position()),
+      first_serial_(context_.next_storage_serial()) {}
 
 Variable Recomputation::run_first(Tape& tape, const Variable& input) {
   struct Inside {
@@ -56,7 +65,34 @@ Variable Recomputation::run_first(Tape& tape, const Variable& input) {
     ~Inside() { tape.recomputation_ = nullptr; }
   } const inside{tape};
   tape.recomputation_ = this;
-  return forward_(input);
+  Variable output = forward_(input);
+  leave_input(tape);
+  return output;
+}
+
+// Is there a value that this has to make?
+bool Recomputation::is_needed() const {
+  return std::ranges::any_of(saved_, [](const Saved& saved) { return !saved.value.expired(); });
+}
+
+void Recomputation::leave_input(Tape& tape) {
+  if (!is_needed()) return;
+  previous_ = std::exchange(tape.last_recomputation_, weak_from_this());
+  if (offloaded_) input_.value_->tensor = {};
+}
+
+void Recomputation::fetch_input() {
+  if (offloaded_) offloaded_->fetch();
+}
+
+const Tensor& Recomputation::take_input() {
+  if (offloaded_) {
+    const Tensor tensor = offloaded_->get();
+    check_not_written(tensor, offloaded_->version(), input_.value_->version);
+    *input_.value_ = {tensor, tensor.storage().version(), nullptr};
+    offloaded_.reset();
+  }
+  return input_.get();
 }
 
 void Recomputation::add_saved(const std::shared_ptr<SavedTensor::Value>& value) {
@@ -68,6 +104,7 @@ void Recomputation::add_saved(const std::shared_ptr<SavedTensor::Value>& value) 
     value->tensor = {};
     value->source = shared_from_this();
     saved_.back().value = value;
+    if (offload_input_ && !offloaded_) offloaded_.emplace(input_.value_->tensor);
     return;
   }
   const std::size_t index = next_++;
@@ -84,9 +121,9 @@ void Recomputation::add_saved(const std::shared_ptr<SavedTensor::Value>& value) 
 }
 
 void Recomputation::run_again() {
-  const Tensor& input = input_.get();
-  Context& context = input.context();
-  const TraceScope trace(context.trace(), name_, "recompute");
+  const TraceScope trace(context_.trace(), name_, "recompute");
+  const Tensor& input = take_input();
+  if (const auto next = previous_.lock()) next->fetch_input();
   again_ = true;
   for (std::size_t i = 0; i < saved_.size(); ++i) {
     if (!saved_[i].value.expired()) wanted_ = i + 1;
@@ -98,11 +135,11 @@ void Recomputation::run_again() {
       context.set_random_position(position);
       context.set_recomputing(false);
     }
-  } const outside{context};
-  context.set_random_position(random_position_);
-  context.set_recomputing(true);
+  } const outside{context_};
+  context_.set_random_position(random_position_);
+  context_.set_recomputing(true);
   try {
-    Tape scratch(context, *this);
+    Tape scratch(context_, *this);
     const TapeScope recording(scratch);
     forward_(input_requires_grad_ ? scratch.watch(input) : Variable(input));
     SHERD_CHECK(next_ == saved_.size() && operations_again_ == operations_,

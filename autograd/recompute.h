@@ -9,6 +9,7 @@
 // Modules do this by Module::set_recompute.
 #pragma once
 
+#include <sherd/autograd/offloaded_tensor.h>
 #include <sherd/autograd/saved_tensor.h>
 #include <sherd/autograd/variable.h>
 #include <sherd/runtime/context.h>
@@ -16,6 +17,7 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -26,10 +28,11 @@ namespace sherd {
 // but its input, parameters, older tensors and the random position (which the second run sees as it
 // was), and change nothing. An Error that names `name` says where it did something else. What comes
 // after the last value that backward needs may be wrong the second time (it is not used). No effect
-// without a tape, or inside another recompute(): the outermost decides.
+// without a tape, or inside another recompute(): the outermost decides. offload_input: the input
+// waits for backward in the host's memory, see Note [Offloaded inputs].
 SHERD_API Variable recompute(const std::string& name,
                              std::function<Variable(const Variable&)> forward,
-                             const Variable& input);
+                             const Variable& input, bool offload_input = false);
 
 // Note [Recomputation]
 // The first run records its nodes on the tape as always: the same nodes in the same order, so
@@ -48,11 +51,22 @@ SHERD_API Variable recompute(const std::string& name,
 // for comes any more after what an operation saves, the operation may leave its result out
 // (Tape::rerun_is_over_after): linear() gives zeros then. So the last product of a ViT block, a
 // third of the block's products, is computed once.
+//
+// Note [Offloaded inputs]
+// With most of the model recomputed, the inputs are nearly all that is kept. One that is offloaded
+// is copied to the host's memory beside the forward that it is the input of, from the first moment
+// that something is known to be made again from it, and the recomputation lets go of it when that
+// forward is over: what is left of it on the device is what others hold. When a rerun begins, the
+// copy back of the input that backward needs next is started (of the recomputation before it on
+// the tape), so that it arrives meanwhile: no more than two inputs of a tape are on the device. The
+// copy has the bytes and the strides of the original, so kernels do the same; and a write to the
+// original is found even if that is gone (Storage::shared_version), for it may have come before the
+// copy. An input of two recomputations is copied twice.
 class SHERD_API Recomputation : public std::enable_shared_from_this<Recomputation> {
  public:
   using Forward = std::function<Variable(const Variable&)>;
 
-  Recomputation(std::string name, Forward forward, const Variable& input);
+  Recomputation(std::string name, Forward forward, const Variable& input, bool offload_input);
 
   Variable run_first(Tape& tape, const Variable& input);
   void run_again();
@@ -70,11 +84,19 @@ class SHERD_API Recomputation : public std::enable_shared_from_this<Recomputatio
     std::weak_ptr<SavedTensor::Value> value;  // empty: its tensor was kept
   };
 
+  bool is_needed() const;
+  void leave_input(Tape& tape);
+  void fetch_input();
+  const Tensor& take_input();
   void forget_second_run();
 
+  Context& context_;
   const std::string name_;
   const Forward forward_;
-  const SavedTensor input_;
+  SavedTensor input_;  // its tensor is undefined while it is away
+  const bool offload_input_;
+  std::optional<OffloadedTensor> offloaded_;
+  std::weak_ptr<Recomputation> previous_;  // on the tape
   const bool input_requires_grad_;
   const RandomPosition random_position_;
   const std::uint64_t first_serial_;  // storages from here on are allocated inside

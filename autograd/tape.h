@@ -103,8 +103,8 @@ class SHERD_API Tape {
   friend class Recomputation;
   friend class SavedTensor;
   friend Variable recompute(const std::string& name,
-                            std::function<Variable(const Variable&)> forward,
-                            const Variable& input);
+                            std::function<Variable(const Variable&)> forward, const Variable& input,
+                            bool offload_input);
   struct Record {
     std::unique_ptr<Node> node;  // null for a hook
     std::function<void()> hook;
@@ -131,8 +131,9 @@ class SHERD_API Tape {
   Context& context_;
   std::uint64_t id_;
   bool finished_ = false;
-  Recomputation* recomputation_ = nullptr;  // whose forward is being recorded
-  bool rerun_ = false;                      // for the second time
+  Recomputation* recomputation_ = nullptr;           // whose forward is being recorded
+  bool rerun_ = false;                               // for the second time
+  std::weak_ptr<Recomputation> last_recomputation_;  // whose forward came last
   std::vector<Record> records_;
   std::vector<Slot> slots_;
   std::unordered_map<const Parameter*, int> parameters_;  // to their slots

@@ -33,7 +33,7 @@ Variable Module::forward_twice(const Variable& input) {
                 training_);
     return forward(x);
   };
-  return recompute(name_.empty() ? "model" : name_, run, input);
+  return recompute(name_.empty() ? "model" : name_, run, input, offload_input_);
 }
 
 // Over a copy, since a hook may add and remove hooks, itself among them.
@@ -93,7 +93,7 @@ void Module::replace_child(const std::string& name, std::shared_ptr<Module> modu
   SHERD_CHECK(found != children_.end(), "module '{}' has no child '{}' to replace", name_, name);
   module->assign_names(found->second->name());
   module->set_training(found->second->training());
-  module->set_recompute(found->second->recomputes());
+  module->set_recompute(found->second->recomputes(), found->second->offloads_input());
   found->second = std::move(module);
 }
 
@@ -139,6 +139,15 @@ void Module::clear_gradients() {
 
 void Module::set_training(bool training) {
   for_each_module([training](Module& module) { module.training_ = training; });
+}
+
+void Module::set_recompute(bool on, bool offload_input) {
+  SHERD_CHECK(on || !offload_input,
+              "module '{}': its input can be offloaded only where the module is recomputed, for "
+              "otherwise the input is not what is kept",
+              name_);
+  recompute_ = on;
+  offload_input_ = offload_input;
 }
 
 void Module::for_each_module(const std::function<void(Module&)>& visit) {

@@ -68,9 +68,11 @@ class SHERD_API Module {
   // Keep of this module's forward only its input, and run it again in backward (recompute.h, which
   // says what a forward must not do then). Hooks of this module run once as ever, those of modules
   // below again with the second run. Inside a module that does so it has no effect, nor without a
-  // tape. Between forward and backward the mode (set_training) must not change.
-  void set_recompute(bool on) { recompute_ = on; }
+  // tape. Between forward and backward the mode (set_training) must not change. offload_input: the
+  // input is kept in the host's memory (recompute.h, Note [Offloaded inputs]).
+  void set_recompute(bool on, bool offload_input = false);
   bool recomputes() const { return recompute_; }
+  bool offloads_input() const { return offload_input_; }
 
   // Calls visit for this module and everything below, parents first.
   void for_each_module(const std::function<void(Module&)>& visit);
@@ -103,7 +105,7 @@ class SHERD_API Module {
 
   std::string name_;
   bool training_ = true;
-  bool recompute_ = false;
+  bool recompute_ = false, offload_input_ = false;
   std::vector<std::pair<std::string, std::shared_ptr<Parameter>>> parameters_;
   std::vector<std::pair<std::string, Tensor>> buffers_;
   std::vector<std::pair<std::string, std::shared_ptr<Module>>> children_;

@@ -117,13 +117,15 @@ Variable ViTBlock::forward(const Variable& tokens) {
   const Variable mixed =
       add_drop_path(tokens, attention_(norm1_(tokens)), rate, name() + ".drop_path1");
   const auto feed = [this](const Variable& x) { return mlp_(norm2_(x)); };
-  const Variable fed = selective_ ? recompute(name() + ".mlp", feed, mixed) : feed(mixed);
+  const Variable fed =
+      selective_ ? recompute(name() + ".mlp", feed, mixed, offload_selective_) : feed(mixed);
   return add_drop_path(mixed, fed, rate, name() + ".drop_path2");
 }
 
-void ViTBlock::set_recompute(Recompute recompute) {
+void ViTBlock::set_recompute(Recompute recompute, bool offload_input) {
   selective_ = recompute == Recompute::selective;
-  Module::set_recompute(recompute == Recompute::block);
+  offload_selective_ = selective_ && offload_input;
+  Module::set_recompute(recompute == Recompute::block, offload_input && !selective_);
 }
 
 VisionTransformer::VisionTransformer(ViTSettings settings) : settings_(settings) {
@@ -150,17 +152,17 @@ VisionTransformer::VisionTransformer(ViTSettings settings) : settings_(settings)
   assign_names();
 }
 
-void VisionTransformer::set_recompute(Recompute recompute) {
+void VisionTransformer::set_recompute(Recompute recompute, bool offload_inputs) {
   for (const auto& [name, block] : child("blocks")->children()) {
     if (auto* const vit_block = dynamic_cast<ViTBlock*>(block.get())) {
-      vit_block->set_recompute(recompute);
+      vit_block->set_recompute(recompute, offload_inputs);
       continue;
     }
     SHERD_CHECK(recompute != Recompute::selective,
                 "module '{}' is no ViTBlock, so it has no part that runs again selectively; choose "
                 "none or block, or set its parts' own flags",
                 block->name());
-    block->set_recompute(recompute == Recompute::block);
+    block->set_recompute(recompute == Recompute::block, offload_inputs);
   }
 }
 

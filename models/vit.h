@@ -57,7 +57,8 @@ SHERD_API std::vector<std::string> vit_preset_names();
 //   selective         7 dim + heads + 2   norm2 and the MLP up to the input of fc2 run again: for
 //                                         r = 4 a ninth of the step
 //   block               dim               all but fc2 runs again: two ninths of the step
-// r = 4: 16, 7 and 1 times dim. In backward one block at a time has all of it.
+// r = 4: 16, 7 and 1 times dim. In backward one block at a time has all of it. With offloaded
+// inputs dim less for selective and block: that is kept in the host's memory.
 enum class Recompute : std::uint8_t { none, selective, block };
 
 SHERD_API std::string_view name_of(Recompute recompute);
@@ -69,14 +70,15 @@ class SHERD_API ViTBlock : public Module {
   ViTBlock(const ViTSettings& settings, double drop_path);
 
   using Module::set_recompute;
-  void set_recompute(Recompute recompute);
+  // offload_input: of the part that runs again, see Module::set_recompute. Throws with none.
+  void set_recompute(Recompute recompute, bool offload_input = false);
 
  protected:
   Variable forward(const Variable& tokens) override;
 
  private:
   double drop_path_;
-  bool selective_ = false;
+  bool selective_ = false, offload_selective_ = false;
   Child norm1_, attention_, norm2_, mlp_;
 };
 
@@ -90,7 +92,7 @@ class SHERD_API VisionTransformer : public Module {
 
   using Module::set_recompute;
   // Of every block. Throws for `selective` where a block was replaced by something else.
-  void set_recompute(Recompute recompute);
+  void set_recompute(Recompute recompute, bool offload_inputs = false);
 
  protected:
   Variable forward(const Variable& images) override;

@@ -53,8 +53,10 @@ class SHERD_API Storage {
   // Grows with every storage made in a context; no other ever has it, unlike an address.
   std::uint64_t serial() const { return serial_; }
 
-  std::uint64_t version() const { return version_; }
-  void mark_modified() { ++version_; }
+  std::uint64_t version() const { return *version_; }
+  void mark_modified() { ++*version_; }
+  // The version as it goes on, and the last one when the storage is gone.
+  std::shared_ptr<const std::uint64_t> shared_version() const { return version_; }
 
   // The bytes are not reused before this event, even if released earlier.
   void record_use(Event event);
@@ -78,7 +80,7 @@ class SHERD_API Storage {
   bool external_ = false;
   bool released_ = false;
   bool arriving_ = false;
-  std::uint64_t version_ = 0;
+  const std::shared_ptr<std::uint64_t> version_ = std::make_shared<std::uint64_t>(0);
   std::vector<Event> pending_;
   std::string owner_;
 };
@@ -88,7 +90,7 @@ class SHERD_API Storage {
 class SHERD_API RefillScope {
  public:
   explicit RefillScope(Storage& storage) : storage_(storage), version_(storage.version()) {}
-  ~RefillScope() { storage_.version_ = version_; }
+  ~RefillScope() { *storage_.version_ = version_; }
   RefillScope(const RefillScope&) = delete;
   RefillScope& operator=(const RefillScope&) = delete;
 

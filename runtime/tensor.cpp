@@ -82,6 +82,12 @@ void* Tensor::raw_data() const {
   return bytes + static_cast<std::size_t>(offset_) * size_of(dtype_);
 }
 
+Tensor Tensor::over(std::shared_ptr<Storage> other) const {
+  SHERD_CHECK(other->bytes() == storage().bytes(), "over: expected {} bytes, got {}",
+              storage().bytes(), other->bytes());
+  return {std::move(other), shape_, strides_, offset_, dtype_};
+}
+
 Tensor Tensor::reshape(const Shape& shape) const {
   SHERD_CHECK(is_contiguous(), "reshape: {} is not contiguous", describe());
   SHERD_CHECK(shape.numel() == numel(), "reshape: {} to {} changes the number of elements",

@@ -78,6 +78,8 @@ class SHERD_API Tensor {
   Tensor slice(int dim, std::int64_t begin, std::int64_t end) const;
   Tensor select(int dim, std::int64_t index) const;  // slice of one, dimension removed
   Tensor expand(const Shape& shape) const;           // repeats dimensions of size 1; same rank
+  // The same view of other bytes, as many.
+  Tensor over(std::shared_ptr<Storage> storage) const;
 
   // Host access, contiguous tensors only.
   void copy_from_host(const void* values, std::size_t bytes) const;

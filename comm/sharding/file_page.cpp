@@ -5,7 +5,9 @@
 #include <sherd/runtime/error.h>
 
 #include <unistd.h>
+#include <cerrno>
 #include <filesystem>
+#include <fstream>
 #include <utility>
 
 namespace sherd {
@@ -13,6 +15,31 @@ namespace {
 
 std::size_t whole_blocks(std::size_t bytes) {
   return (bytes + BlockFile::kAlignment - 1) / BlockFile::kAlignment * BlockFile::kAlignment;
+}
+
+// The name of every scratch file that programs under this very kernel make: a disk may be shared
+// with machines whose programs cannot be asked.
+std::string local_prefix() {
+  std::string boot;
+  std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
+  return boot.empty() ? boot : fmt::format("sherd-offload-{}-", boot);
+}
+
+void check_directory(const std::string& directory, const std::string& what) {
+  std::error_code error;
+  const std::filesystem::file_status status = std::filesystem::status(directory, error);
+  const char* problem = nullptr;
+  if (!std::filesystem::exists(status)) {
+    problem = "does not exist; create it, or choose another";
+  } else if (!std::filesystem::is_directory(status)) {
+    problem = "is a file; choose a directory";
+  } else if (access(directory.c_str(), W_OK | X_OK) != 0) {
+    problem = errno == EROFS ? "is on a file system that can only be read; choose another"
+                             : "may not be written by this user; choose another";
+  }
+  if (problem == nullptr) return;
+  fail("--offload-{} nvme:{}: expected a directory where files can be made, and '{}' {}", what,
+       directory, directory, problem);
 }
 
 }  // namespace
@@ -28,9 +55,18 @@ std::uint64_t OffloadFile::reserve(std::size_t bytes) {
 // Contexts of one process may share a rank: the address tells their files apart.
 void OffloadFile::create() {
   if (context_.is_meta() || bytes_ == 0) return;
-  const std::string name = fmt::format("sherd-offload-{}-{}-rank{}-{:x}", what_, getpid(),
-                                       context_.rank(), reinterpret_cast<std::uintptr_t>(this));
-  file_ = std::make_unique<BlockFile>((std::filesystem::path(directory_) / name).string(), bytes_);
+  check_directory(directory_, what_);
+  const std::string prefix = local_prefix();
+  if (!prefix.empty()) BlockFile::remove_abandoned(directory_, prefix);
+  const std::string name =
+      fmt::format("{}{}-{}-rank{}-{:x}", prefix.empty() ? "sherd-offload-" : prefix, what_,
+                  getpid(), context_.rank(), reinterpret_cast<std::uintptr_t>(this));
+  try {
+    file_ =
+        std::make_unique<BlockFile>((std::filesystem::path(directory_) / name).string(), bytes_);
+  } catch (const Error& error) {
+    fail("--offload-{} nvme:{}: {}", what_, directory_, error.what());
+  }
 }
 
 OffloadFiles::OffloadFiles(Context& context, const ShardingOptions& options)
@@ -111,11 +147,17 @@ void FilePage::discard() {
   state_ = State::away;
 }
 
+// After a read that failed there is nothing here; after a write that failed there still is.
 void FilePage::finish(const char* doing) {
+  const bool read = state_ == State::coming;
   state_ = State::here;
   try {
     std::exchange(transfer_, {}).wait();
   } catch (const Error& error) {
+    if (read) {
+      tensor_.storage().release();
+      state_ = State::away;
+    }
     fail("{} {}: {}", doing, what_, error.what());
   }
 }

@@ -25,7 +25,9 @@ class OffloadFile {
   OffloadFile(Context& context, std::string directory, std::string what);
 
   std::uint64_t reserve(std::size_t bytes);  // returns the page's offset
-  void create();                             // after all pages; nothing on meta or without pages
+  // After all pages; nothing on meta or without pages. Removes from the directory what programs of
+  // this machine left that were killed.
+  void create();
   BlockFile* file() const { return file_.get(); }
 
  private:

@@ -3,12 +3,14 @@
 #include <sherd/runtime/error.h>
 #include <sherd/runtime/io/block_file.h>
 #include <sherd/runtime/io/file.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <sys/statvfs.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstdlib>
+#include <filesystem>
 #include <system_error>
 #include <utility>
 
@@ -37,6 +39,21 @@ void check_options(const std::string& path, std::uint64_t bytes, const BlockFile
               kAlignment, kMaxChunk, kAlignment, options.chunk);
 }
 
+bool lock(int descriptor, int how) {
+  int result = 0;
+  do {
+    result = ::flock(descriptor, how);
+  } while (result != 0 && errno == EINTR);
+  return result == 0;
+}
+
+bool is_at(const std::string& path, int descriptor) {
+  struct stat named {
+  }, ours{};
+  return ::lstat(path.c_str(), &named) == 0 && ::fstat(descriptor, &ours) == 0 &&
+         named.st_dev == ours.st_dev && named.st_ino == ours.st_ino;
+}
+
 }  // namespace
 
 std::string_view name_of(BlockEngine engine) {
@@ -53,10 +70,8 @@ class BlockFile::Scratch {
  public:
   Scratch(std::string path_to_make, std::uint64_t size, bool want_direct)
       : path(std::move(path_to_make)), bytes(size) {
-    create_new_file(path, "");
+    create();
     try {
-      descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
-      SHERD_CHECK(descriptor >= 0, "cannot open '{}': {}", path, system_message(errno));
       reserve();
       if (want_direct) direct = try_direct();
     } catch (...) {
@@ -84,6 +99,22 @@ class BlockFile::Scratch {
   bool direct = false;
 
  private:
+  // Until it is locked the file looks abandoned, and another program may remove it.
+  void create() {
+    do {
+      if (descriptor >= 0) ::close(descriptor);
+      create_new_file(path, "");
+      descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC);
+      if (descriptor < 0 && errno == ENOENT) continue;
+      if (descriptor >= 0 && lock(descriptor, LOCK_EX)) continue;
+      const std::string reason = system_message(errno);
+      const char* doing = descriptor < 0 ? "open" : "lock";
+      ::unlink(path.c_str());
+      if (descriptor >= 0) ::close(descriptor);
+      fail("cannot {} '{}': {}; choose a directory on another file system", doing, path, reason);
+    } while (!is_at(path, descriptor));
+  }
+
   void reserve() const {
     // Asked first, so that a file far too large does not fill the disk before it fails.
     struct statvfs disk {};
@@ -115,9 +146,8 @@ class BlockFile::Scratch {
 
   // Not what somebody else has put in its place.
   void remove() {
-    const bool ours = descriptor < 0 || look() == Found::same;
-    if (descriptor >= 0) ::close(descriptor);
-    if (ours) ::unlink(path.c_str());
+    if (is_at(path, descriptor)) ::unlink(path.c_str());
+    ::close(std::exchange(descriptor, -1));
   }
 };
 
@@ -143,6 +173,24 @@ BlockFile::~BlockFile() {
   queue_->close();
   backend_->wake();
   backend_.reset();
+}
+
+// What cannot be looked at, locked or removed stays.
+void BlockFile::remove_abandoned(const std::string& directory, const std::string& prefix) {
+  std::error_code error;
+  for (std::filesystem::directory_iterator entry(directory, error), end; !error && entry != end;
+       entry.increment(error)) {
+    if (!entry->path().filename().string().starts_with(prefix)) continue;
+    const std::string path = entry->path().string();
+    const int descriptor = ::open(path.c_str(), O_RDWR | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC);
+    if (descriptor < 0) continue;
+    struct stat status {};
+    const bool regular = ::fstat(descriptor, &status) == 0 && S_ISREG(status.st_mode);
+    if (regular && lock(descriptor, LOCK_EX | LOCK_NB) && is_at(path, descriptor)) {
+      ::unlink(path.c_str());
+    }
+    ::close(descriptor);
+  }
 }
 
 const std::string& BlockFile::path() const {

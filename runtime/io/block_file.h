@@ -77,6 +77,10 @@ class SHERD_API BlockFile {
   BlockFile(std::string path, std::uint64_t bytes, BlockFileOptions options = {});
   // Waits for the transfers on their way, and removes the file.
   ~BlockFile();
+  // Removes the files in `directory` whose names start with `prefix` and that no BlockFile uses any
+  // more, left by programs that were killed. Only for names that no other machine gives: whether a
+  // file is in use is told by flock(), which need not reach beyond this one.
+  static void remove_abandoned(const std::string& directory, const std::string& prefix);
   BlockFile(const BlockFile&) = delete;
   BlockFile& operator=(const BlockFile&) = delete;
 

@@ -17,8 +17,8 @@ using P = ShardingPolicy;
 constexpr Recompute kModes[] = {Recompute::none, Recompute::selective, Recompute::block};
 
 // Attention and MLP of its blocks are units of their own by the rule "params:220".
-Workload vit(Recompute mode, std::int64_t depth = 3) {
-  return {[mode, depth]() -> std::unique_ptr<Module> {
+Workload vit(Recompute mode, std::int64_t depth = 3, bool offload = false) {
+  return {[mode, depth, offload]() -> std::unique_ptr<Module> {
             auto model = std::make_unique<VisionTransformer>(ViTSettings{.image_height = 4,
                                                                          .image_width = 6,
                                                                          .channels = 1,
@@ -30,7 +30,7 @@ Workload vit(Recompute mode, std::int64_t depth = 3) {
                                                                          .classes = 3,
                                                                          .drop = 0.1,
                                                                          .drop_path = 0.3});
-            model->set_recompute(mode);
+            model->set_recompute(mode, offload);
             return model;
           },
           {1, 4, 6},
@@ -264,4 +264,81 @@ TEST_CASE("recompute: the peak of a run is that of its plan") {
       }
     }
   }
+}
+
+TEST_CASE("recompute: with inputs on the host the bits are the same, and both peaks are planned") {
+  for (const Recompute mode : {Recompute::selective, Recompute::block}) {
+    CAPTURE(name_of(mode));
+    for (const P policy : {P::none, P::zero3}) {
+      CAPTURE(name_of(policy));
+      for (const std::int64_t passes : {1, 2}) {
+        CAPTURE(passes);
+        RunOptions run = run_of(policy, 2);
+        run.passes = passes;
+        const Workload work = vit(mode, 3, true);
+        check_equal(train_ranks(2, work, run), train_ranks(2, vit(Recompute::none), run));
+        const auto measure = [](RankTrainer& rank) {
+          std::vector<MemoryBreakdown> all;
+          for (int step = 0; step < 2; ++step) {
+            for (Ledger* ledger : {&rank.context.ledger(), &rank.context.host_ledger()}) {
+              ledger->reset_peak();
+            }
+            rank.step(step);
+            for (const Ledger* ledger : {&rank.context.ledger(), &rank.context.host_ledger()}) {
+              all.push_back(ledger->peaks());
+              all.push_back(ledger->at_peak());
+              all.push_back(ledger->live());
+            }
+          }
+          return all;
+        };
+        std::vector<std::vector<MemoryBreakdown>> real(2), plan(2);
+        on_threads(2, work, run, [&](RankTrainer& rank) {
+          real[static_cast<std::size_t>(rank.world.rank())] = measure(rank);
+        });
+        for (int rank = 0; rank < 2; ++rank) {
+          on_meta(rank, 2, work, run, [&](RankTrainer& trainer) {
+            plan[static_cast<std::size_t>(rank)] = measure(trainer);
+          });
+        }
+        CHECK(real == plan);
+        // Three inputs, each of one granule of the host's.
+        const auto activations = static_cast<std::size_t>(MemoryCategory::activations);
+        CHECK(real[0][3][activations] == 3 * 4096);
+      }
+    }
+  }
+}
+
+TEST_CASE("recompute: a step given up while inputs are on the host leaves no trace") {
+  const RunOptions run = run_of(P::zero3, 2);
+  const RunResult expected = train_ranks(2, vit(Recompute::none), run);
+  std::vector<RunResult> results(2);
+  on_threads(2, vit(Recompute::block, 3, true), run, [&](RankTrainer& rank) {
+    const auto me = static_cast<std::size_t>(rank.world.rank());
+    bool armed = true;
+    const auto fc1 = rank.model->child("blocks")->child("1")->child("mlp")->child("fc1");
+    fc1->add_pre_forward_hook([&](Module&, const Variable& x) {
+      const Tape* tape = rank.context.tape();
+      SHERD_CHECK(!armed || tape == nullptr || !tape->is_rerun(), "out of luck");
+      return x;
+    });
+    bool caught = false;
+    try {
+      rank.forward_backward(0);
+    } catch (const Error&) {
+      caught = true;
+    }
+    SHERD_CHECK(caught, "the second forward was to fail");
+    rank.engine.abandon_step();
+    SHERD_CHECK(rank.context.host_ledger().live_total() == 0, "inputs are still on the host");
+    armed = false;
+    for (int step = 0; step < run.steps; ++step) {
+      const GlobalStep all = rank.step(step);
+      results[me].losses.push_back(all.loss);
+      results[me].norms.push_back(all.grad_norm);
+    }
+    rank.weights_into(results[me]);
+  });
+  for (const RunResult& result : results) check_equal(result, expected);
 }

@@ -15,6 +15,8 @@
 #include <chrono>
 #include <cstdlib>
 #include <cstring>
+#include <filesystem>
+#include <fstream>
 #include <numeric>
 #include <random>
 #include <thread>
@@ -238,6 +240,44 @@ TEST_CASE("block file: a name that is taken, a folder that is not there") {
   check_mentions(error_of([&] { BlockFile file(directory.path("no/a"), kBlock); }),
                  directory.path("no/a"), "does not exist", "create it");
   CHECK(directory.file_count() == 1);
+}
+
+TEST_CASE("block file: what killed programs left is removed, what is in use or else's stays") {
+  const TempDirectory folder;
+  const auto write = [&](const std::string& name) { std::ofstream(folder.path(name)) << "left"; };
+  write("mine-1");
+  write("mine-2");
+  write("other-1");
+  std::filesystem::create_directory(folder.path("mine-folder"));
+  std::filesystem::create_symlink(folder.path("other-1"), folder.path("mine-link"));
+  {
+    const BlockFile living(folder.path("mine-living"), kBlock);
+    BlockFile::remove_abandoned(folder.path(""), "mine-");
+    CHECK_NOTHROW(living.check_present());
+    CHECK_FALSE(std::filesystem::exists(folder.path("mine-1")));
+    CHECK_FALSE(std::filesystem::exists(folder.path("mine-2")));
+    CHECK(std::filesystem::exists(folder.path("other-1")));
+    CHECK(std::filesystem::exists(folder.path("mine-folder")));
+    CHECK(std::filesystem::is_symlink(folder.path("mine-link")));
+  }
+  CHECK_FALSE(std::filesystem::exists(folder.path("mine-living")));
+  CHECK_NOTHROW(BlockFile::remove_abandoned(folder.path("nowhere"), "mine-"));
+}
+
+// Programs that start at once in one folder.
+TEST_CASE("block file: one that is being made is not taken for abandoned") {
+  const TempDirectory folder;
+  std::atomic<bool> stop = false;
+  std::thread cleaner([&] {
+    while (!stop) BlockFile::remove_abandoned(folder.path(""), "mine-");
+  });
+  for (int i = 0; i < 300; ++i) {
+    const BlockFile file(folder.path("mine-" + std::to_string(i)), kBlock,
+                         {.engine = BlockEngine::threads, .queue_depth = 1});
+    CHECK_NOTHROW(file.check_present());
+  }
+  stop = true;
+  cleaner.join();
 }
 
 TEST_CASE("block file: no room is found at the start") {

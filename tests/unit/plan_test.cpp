@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 #include <sstream>
 
 #include "io_support.h"
@@ -219,4 +220,38 @@ TEST_CASE("plan: where an allocator refuses after all, one message says what wou
     CHECK(error.find("out of memory") == error.rfind("out of memory"));
   }
   CHECK(!std::filesystem::exists(folder.path("run/config.toml")));
+}
+
+TEST_CASE("plan: offloaded activations are counted on the host, and change no weight") {
+  const test::TempDirectory folder;
+  const TrainSettings base = plan_run(folder);
+  const std::int64_t input = 24 * 65 * 128 * 4;  // batch, tokens, features, f32
+  const auto weights_of = [&](const std::string& flags, const char* name) {
+    TrainSettings s = with_flags(base, flags);
+    s.out = folder.path(name);
+    std::ifstream file(run(s).weights_path, std::ios::binary);
+    return std::string(std::istreambuf_iterator<char>(file), {});
+  };
+  const StepPlan kept = plan_step(with_flags(base, "--recompute block"), 1);
+  const std::string offload = "--recompute block --offload-activations cpu";
+  const StepPlan away = plan_step(with_flags(base, offload), 1);
+  CHECK(kept.host.peak_bytes == 0);
+  CHECK(away.host.peak_bytes == base.depth * input);
+  // Two of three are there when the peak is.
+  CHECK(kept.device.peak_bytes - away.device.peak_bytes == input);
+  const std::string expected = weights_of("", "plain");
+  CHECK(!expected.empty());
+  CHECK(weights_of(offload, "offloaded") == expected);
+  CHECK(weights_of(offload + " --ranks 1 --micro-batch 12 --recompute selective", "micro") ==
+        weights_of("--micro-batch 12", "plain-micro"));
+
+  TrainSettings s = with_flags(base, "--recompute auto --offload-activations cpu");
+  s.memory_limit = "1GiB";
+  CHECK(chosen_recompute(s, 1) == "selective");
+  s.recompute = "none";
+  CHECK(error_of(s) ==
+        "--offload-activations cpu: moves the inputs of what runs again in backward, and "
+        "--recompute is none; add --recompute block (or selective, or auto)");
+  s.offload_activations = "disk";
+  CHECK(error_of(s) == "--offload-activations: expected none or cpu, got 'disk'");
 }

@@ -224,6 +224,7 @@ int bench_step(TrainSettings settings, const BenchOptions& options) {
   check_batch(settings, ranks);
   sharding_options(settings, ranks);
   loss_scale_settings(settings);
+  offloads_activations(settings);
   const bool meta = device_from_name(settings.device) == Device::meta;
   SHERD_CHECK(settings.trace.empty() || (!options.json && !meta),
               "--trace: has no effect with --json or on meta");

@@ -80,6 +80,10 @@ constexpr Candidate kCandidates[] = {
        return settings.recompute == "selective" ? listed("block") : listed();
      }},
     // The same numbers, and copies between the device and the host.
+    {"memory.offload_activations",
+     [](const TrainSettings& settings, int) {
+       return settings.offload_activations == "none" ? listed("cpu") : listed();
+     }},
     {"memory.offload_optimizer",
      [](const TrainSettings& settings, int) {
        return settings.offload_optimizer == "none" ? listed("cpu") : listed();
@@ -221,7 +225,7 @@ Rehearsal::Rehearsal(const TrainSettings& settings, Image like, Context& context
       engine(model, context, world, training_precision(settings),
              sharding_options(settings, world.size())),
       optimizer(make_optimizer(settings)) {
-  model.set_recompute(recompute_from_name(settings.recompute));
+  apply_recompute(settings, model);
   make_weights(settings, model, engine);
   step = std::make_unique<TrainingStep>(context, model, engine, *optimizer,
                                         step_settings(settings, lr_schedule(settings, 1, 1000)));
@@ -263,6 +267,7 @@ std::string chosen_recompute(const TrainSettings& settings, int ranks) {
   SHERD_CHECK(limit > 0, "--recompute auto: chooses by --memory-limit; give one");
   TrainSettings tried = settings;
   for (const Recompute recompute : {Recompute::none, Recompute::selective, Recompute::block}) {
+    if (recompute == Recompute::none && offloads_activations(settings)) continue;
     tried.recompute = name_of(recompute);
     if (fits(plan_step(tried, ranks).device.peak_bytes, limit)) break;
   }

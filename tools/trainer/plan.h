@@ -66,7 +66,7 @@ SHERD_API std::vector<PlanOption> options_that_fit(const TrainSettings& settings
                                                    std::size_t limit);
 
 // --recompute auto: the name of the least recomputation whose step fits --memory-limit, or of the
-// most there is. Otherwise what the settings say.
+// most there is; not none where activations are offloaded. Otherwise what the settings say.
 SHERD_API std::string chosen_recompute(const TrainSettings& settings, int ranks);
 
 // Throws an AgreedError with the planned peak, what it is made of and what would fit, where

@@ -132,7 +132,8 @@ std::string describe_ranks(const TrainSettings& settings, const Communicator& wo
   std::string memory;
   if (settings.recompute != "none") memory += ", recompute " + settings.recompute;
   for (const auto& [what, to] : {std::pair{"optimizer", settings.offload_optimizer},
-                                 {"parameters", settings.offload_parameters}}) {
+                                 {"parameters", settings.offload_parameters},
+                                 {"activations", settings.offload_activations}}) {
     if (to != "none") memory += fmt::format(", {} offloaded to {}", what, to);
   }
   if (world.size() == 1) return fmt::format("1 rank, {}{}", name_of(options.policy), memory);

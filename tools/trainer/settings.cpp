@@ -208,6 +208,9 @@ const std::vector<Setting>& setting_table() {
        "memory of the host), or nvme:DIR (files in DIR, the update reads ahead and writes behind)"},
       {"memory.offload_parameters", &T::offload_parameters,
        "the same for the shard of the parameters"},
+      {"memory.offload_activations", &T::offload_activations,
+       "where the inputs of what --recompute runs again wait for backward: none (in place), or cpu "
+       "(the memory of the host)"},
       {"run.epochs", &T::epochs, "passes over the training images"},
       {"run.max_steps", &T::max_steps,
        "stop (and end the schedule) after this many steps; 0: by epochs"},

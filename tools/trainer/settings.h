@@ -50,7 +50,7 @@ struct TrainSettings {
   double min_loss_scale = 1.0;
   // [memory]
   std::string memory_limit, recompute = "none";
-  std::string offload_optimizer = "none", offload_parameters = "none";
+  std::string offload_optimizer = "none", offload_parameters = "none", offload_activations = "none";
   // [run]
   std::int64_t epochs = 10, max_steps = 0, batch_size = 128, micro_batch = 0;
   std::string device = "cpu";

@@ -34,6 +34,20 @@ StepSettings step_settings(const TrainSettings& settings, const LrSchedule& sche
           loss_scale_settings(settings)};
 }
 
+bool offloads_activations(const TrainSettings& settings) {
+  const std::string& to = settings.offload_activations;
+  SHERD_CHECK(to == "none" || to == "cpu", "--offload-activations: expected none or cpu, got '{}'",
+              to);
+  SHERD_CHECK(to == "none" || settings.recompute != "none",
+              "--offload-activations cpu: moves the inputs of what runs again in backward, and "
+              "--recompute is none; add --recompute block (or selective, or auto)");
+  return to == "cpu";
+}
+
+void apply_recompute(const TrainSettings& settings, VisionTransformer& model) {
+  model.set_recompute(recompute_from_name(settings.recompute), offloads_activations(settings));
+}
+
 std::optional<LossScaleSettings> loss_scale_settings(const TrainSettings& settings) {
   const Precision precision = training_precision(settings);
   if (precision.parameters != DType::f16 && precision.reduce != DType::f16) return {};

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <sherd/comm/sharding/engine.h>
+#include <sherd/models/vit.h>
 #include <sherd/optim/optimizer.h>
 #include <sherd/tools/trainer/settings.h>
 #include <sherd/tools/trainer/training_step.h>
@@ -23,6 +24,10 @@ SHERD_API StepSettings step_settings(const TrainSettings& settings, const LrSche
 SHERD_API Precision training_precision(const TrainSettings& settings);
 // Where something is computed or sent in fp16; throws for what makes no sense.
 SHERD_API std::optional<LossScaleSettings> loss_scale_settings(const TrainSettings& settings);
+// Whether inputs of what runs again are offloaded; throws where nothing does.
+SHERD_API bool offloads_activations(const TrainSettings& settings);
+// What of the model runs again; --recompute auto must have been decided (chosen_recompute).
+SHERD_API void apply_recompute(const TrainSettings& settings, VisionTransformer& model);
 // Fills the elements this rank keeps: from settings.weights, or by the initialisers.
 SHERD_API void make_weights(const TrainSettings& settings, const Module& model,
                             ShardingEngine& engine);

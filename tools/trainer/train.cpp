@@ -56,7 +56,7 @@ class Run {
         engine_(model_, context_, world, training_precision(settings),
                 sharding_options(settings, world.size())),
         optimizer_(make_optimizer(settings)) {
-    model_.set_recompute(recompute_from_name(settings.recompute));
+    apply_recompute(settings, model_);
   }
 
   // Everything that can be refused is refused before the first file is made.
@@ -495,6 +495,7 @@ TrainOutcome train(const TrainSettings& given, TrainObserver& observer) {
   sharding_options(settings, ranks);
   check_batch(settings, ranks);
   loss_scale_settings(settings);
+  offloads_activations(settings);
   // Threads share the images; processes read their own.
   std::optional<DataSource> shared;
   if (!under_launcher()) shared = open_data(settings);

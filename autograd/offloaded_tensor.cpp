@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/autograd/offloaded_tensor.h>
+
+#include <cstring>
+
+namespace sherd {
+namespace {
+
+// The context's stream for these copies: one thread, so that a copy back comes after its copy out.
+struct Copies {
+  std::unique_ptr<Stream> stream;
+  int track = 0;
+
+  static Copies& of(Context& context) {
+    Copies& copies = context.attachment<Copies>();
+    if (!copies.stream) {
+      const Stream::Kind kind = context.is_meta() ? Stream::Kind::meta : Stream::Kind::worker;
+      copies.stream = std::make_unique<Stream>(kind, "activations");
+      copies.track = context.trace().track("activations");
+    }
+    return copies;
+  }
+
+  // Neither storage's bytes are reused before it has run.
+  Event copy(Storage& to, Storage& from, const char* name) const {
+    Context& context = from.context();
+    if (!context.is_meta() && from.bytes() > 0) {
+      stream->enqueue([&trace = context.trace(), name, track = track, target = to.data(),
+                       source = from.data(), bytes = from.bytes()] {
+        const TraceScope scope(trace, name, "offload", track);
+        std::memcpy(target, source, bytes);
+      });
+    }
+    Event done = stream->record();
+    to.record_use(done);
+    from.record_use(done);
+    return done;
+  }
+};
+
+std::shared_ptr<Storage> storage_like(const Storage& other, MemoryPool pool) {
+  return Storage::allocate(other.context(), other.bytes(), MemoryCategory::activations, pool);
+}
+
+}  // namespace
+
+bool OffloadedTensor::can_move(const Tensor& tensor) {
+  const Storage& storage = tensor.storage();
+  return storage.category() == MemoryCategory::activations &&
+         storage.pool() == MemoryPool::device && !storage.is_external();
+}
+
+OffloadedTensor::OffloadedTensor(const Tensor& tensor)
+    : original_(tensor.shared_storage()),
+      version_(tensor.storage().shared_version()),
+      host_(tensor.over(storage_like(tensor.storage(), MemoryPool::host))) {
+  Copies::of(tensor.context()).copy(host_.storage(), tensor.storage(), "copy out");
+}
+
+void OffloadedTensor::fetch() {
+  if (tensor_.defined()) return;
+  std::shared_ptr<Storage> storage = original_.lock();
+  if (!storage) {
+    storage = storage_like(host_.storage(), MemoryPool::device);
+    arrival_ = Copies::of(host_.context()).copy(*storage, host_.storage(), "copy back");
+  }
+  tensor_ = host_.over(std::move(storage));
+  host_ = {};
+}
+
+const Tensor& OffloadedTensor::get() {
+  fetch();
+  arrival_.wait();
+  return tensor_;
+}
+
+}  // namespace sherd
