@@ -175,7 +175,7 @@ TEST_CASE("offload: a file that is deleted, cut short or replaced ends the run w
   };
   const std::vector<Damage> all{
       {"deleted", [](const std::string& path) { fs::remove(path); }, {"was deleted or renamed"}},
-      {"cut", [](const std::string& path) { fs::resize_file(path, 4096); }, {}},
+      {"cut", [](const std::string& path) { (void)!truncate(path.c_str(), 4096); }, {}},
       {"replaced",
        [](const std::string& path) {
          fs::remove(path);
@@ -192,6 +192,10 @@ TEST_CASE("offload: a file that is deleted, cut short or replaced ends the run w
         Endless endless(ranks, scratch.path(""));
         const std::string path = scratch_file(scratch.path(""), what, ranks);
         damage.make(path);
+        // What is cut off while all of it is in memory is written again, and nothing is lost.
+        const bool cut = std::string(damage.name) == "cut";
+        for (int i = 0; cut && i < 500 && !endless.child().ends_within(0.02); ++i)
+          damage.make(path);
         const Output output = endless.child().wait(30);
         CHECK_FALSE(output.hung);
         std::vector<std::string> pieces = damage.pieces;
