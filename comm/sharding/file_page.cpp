@@ -113,6 +113,7 @@ void FilePage::fetch() {
   restore();
   state_ = State::coming;
   if (file_.file() == nullptr) return;
+  file_.file()->check_whole();
   transfer_ = file_.file()->start_read(offset_, tensor_.raw_data(), bytes_);
 }
 
@@ -153,6 +154,7 @@ void FilePage::finish(const char* doing) {
   state_ = State::here;
   try {
     std::exchange(transfer_, {}).wait();
+    if (read && file_.file() != nullptr) file_.file()->check_whole();
   } catch (const Error& error) {
     if (read) {
       tensor_.storage().release();

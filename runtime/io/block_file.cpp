@@ -47,6 +47,10 @@ bool lock(int descriptor, int how) {
   return result == 0;
 }
 
+std::uint64_t allocated(const struct stat& status) {
+  return static_cast<std::uint64_t>(status.st_blocks) * 512;
+}
+
 bool is_at(const std::string& path, int descriptor) {
   struct stat named {
   }, ours{};
@@ -73,6 +77,8 @@ class BlockFile::Scratch {
     create();
     try {
       reserve();
+      struct stat status {};
+      solid = ::fstat(descriptor, &status) == 0 && allocated(status) >= bytes;
       if (want_direct) direct = try_direct();
     } catch (...) {
       remove();
@@ -97,6 +103,7 @@ class BlockFile::Scratch {
   const std::uint64_t bytes;
   int descriptor = -1;
   bool direct = false;
+  bool solid = false;  // what is reserved counts as allocated here
 
  private:
   // Until it is locked the file looks abandoned, and another program may remove it.
@@ -241,6 +248,11 @@ void BlockFile::check_present() const {
               "'{}' {} while this program uses it: leave it alone until the program ends, or "
               "choose a directory that nothing cleans up",
               path(), found == Scratch::Found::other ? "was replaced" : "was deleted or renamed");
+  check_whole();
+}
+
+// A write beyond the new end makes the file as long as it was, with a hole where bytes are lost.
+void BlockFile::check_whole() const {
   struct stat status {};
   SHERD_CHECK(::fstat(scratch_->descriptor, &status) == 0, "cannot look at '{}': {}", path(),
               system_message(errno));
@@ -248,6 +260,9 @@ void BlockFile::check_present() const {
   SHERD_CHECK(now >= bytes(),
               "'{}' was cut short while this program uses it: expected {} bytes, it has {}", path(),
               bytes(), now);
+  SHERD_CHECK(!scratch_->solid || allocated(status) >= bytes(),
+              "'{}' was cut short while this program uses it: of its {} bytes the disk has {}",
+              path(), bytes(), allocated(status));
 }
 
 }  // namespace sherd

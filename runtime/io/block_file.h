@@ -94,6 +94,9 @@ class SHERD_API BlockFile {
 
   // Throws if the file was deleted, renamed, replaced or cut short since.
   void check_present() const;
+  // Throws if bytes of it were cut off since, even if writes have made it as long again: reads do
+  // not tell those from zeros.
+  void check_whole() const;
 
  private:
   class Scratch;

@@ -56,6 +56,18 @@ class Child {
   Child(const Child&) = delete;
   Child& operator=(const Child&) = delete;
 
+  // It can still be waited for.
+  bool ends_within(double limit_seconds) const {
+    const auto start = Clock::now();
+    siginfo_t info{};
+    do {
+      if (waitid(P_PID, static_cast<id_t>(pid_), &info, WEXITED | WNOHANG | WNOWAIT) != 0) break;
+      if (info.si_pid != 0) break;
+      std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    } while (std::chrono::duration<double>(Clock::now() - start).count() < limit_seconds);
+    return info.si_pid != 0;
+  }
+
   // Of the program itself where the command begins with "exec".
   pid_t pid() const { return pid_; }
 

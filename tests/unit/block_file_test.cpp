@@ -280,6 +280,21 @@ TEST_CASE("block file: one that is being made is not taken for abandoned") {
   cleaner.join();
 }
 
+TEST_CASE("block file: one that was cut short and is as long again is missed") {
+  const TempDirectory folder;
+  BlockFile file(folder.path("file"), 64 * kBlock);
+  Blocks blocks(kBlock);
+  CHECK_NOTHROW(file.check_whole());
+  std::filesystem::resize_file(file.path(), 4 * kBlock);
+  CHECK_THROWS_WITH_AS(file.check_whole(), doctest::Contains("expected 262144 bytes, it has 16384"),
+                       Error);
+  file.start_write(63 * kBlock, blocks.data(), kBlock).wait();
+  CHECK(std::filesystem::file_size(file.path()) == 64 * kBlock);
+  CHECK_THROWS_WITH_AS(file.check_present(),
+                       doctest::Contains("was cut short while this program uses it: of its"),
+                       Error);
+}
+
 TEST_CASE("block file: no room is found at the start") {
   const TempDirectory directory;
   const std::string path = directory.path("a");
