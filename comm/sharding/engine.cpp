@@ -19,6 +19,20 @@ using Kind = ShardingEvent::Kind;
 
 namespace {
 
+// Adds the time from its construction to its destruction.
+class SecondsScope {
+ public:
+  explicit SecondsScope(double& total) : total_(total) {}
+  ~SecondsScope() { total_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+  SecondsScope(const SecondsScope&) = delete;
+  SecondsScope& operator=(const SecondsScope&) = delete;
+
+ private:
+  using Clock = std::chrono::steady_clock;
+  double& total_;
+  Clock::time_point start_ = Clock::now();
+};
+
 std::vector<std::string> describe(Module& model, const ShardingOptions& options,
                                   const Precision& precision, std::uint64_t seed) {
   static constexpr const char* kOffload[] = {"in place", "offloaded to the host",
@@ -142,12 +156,7 @@ Variable ShardingEngine::cast_to(DType dtype, const Variable& value) const {
 
 template <typename Blocking>
 auto ShardingEngine::timed(const Blocking& blocking) {
-  using Clock = std::chrono::steady_clock;
-  struct Timer {
-    double& total;
-    Clock::time_point start = Clock::now();
-    ~Timer() { total += std::chrono::duration<double>(Clock::now() - start).count(); }
-  } timer{exposed_seconds_};
+  const SecondsScope seconds(exposed_seconds_);
   return blocking();
 }
 
@@ -470,7 +479,7 @@ void ShardingEngine::prepare(Optimizer& optimizer) {
 // Note [Update from files]
 // What the update of a unit needs from files is read while the unit before is updated, and written
 // while the next one is: at most three units are in the host's memory.
-void ShardingEngine::update(Optimizer& optimizer, double lr, double grad_scale) {
+void ShardingEngine::update_units(Optimizer& optimizer, double lr, double grad_scale) {
   files_.check_present();
   if (state_files_) state_files_->check_present();
   SHERD_CHECK(state_files_ || options_.offload_optimizer.kind == OffloadTo::Kind::none,
@@ -491,18 +500,50 @@ void ShardingEngine::update(Optimizer& optimizer, double lr, double grad_scale) 
   const auto fetch = [&](std::size_t i) {
     if (i < work.size() && work[i].unit->start_fetch()) log(Kind::fetch, work[i].unit->name());
   };
+  const auto traced = [&](const char* what, const ShardedUnit& unit) {
+    return TraceScope(context_.trace(), what + unit.name(), "optimizer");
+  };
+  const auto settle = [&](std::size_t i) {
+    const TraceScope trace = traced("settle ", *work[i].unit);
+    work[i].unit->settle();
+  };
   fetch(0);
   for (std::size_t i = 0; i < work.size(); ++i) {
     ShardedUnit& unit = *work[i].unit;
     fetch(i + 1);
-    if (unit.wait_fetch()) log(Kind::update, unit.name());
-    std::size_t index = work[i].first_span;
-    for (const ParameterSpan& span : unit.spans()) optimizer.update(index++, span, lr, grad_scale);
-    if (unit.finish_update()) log(Kind::store, unit.name());
-    if (i > 0) work[i - 1].unit->settle();
+    {
+      const TraceScope trace = traced("wait for ", unit);
+      if (unit.wait_fetch()) log(Kind::update, unit.name());
+    }
+    {
+      const TraceScope trace = traced("update ", unit);
+      std::size_t index = work[i].first_span;
+      for (const ParameterSpan& span : unit.spans())
+        optimizer.update(index++, span, lr, grad_scale);
+      if (unit.finish_update()) log(Kind::store, unit.name());
+    }
+    if (i > 0) settle(i - 1);
   }
-  if (!work.empty()) work.back().unit->settle();
+  if (!work.empty()) settle(work.size() - 1);
+}
+
+void ShardingEngine::update(Optimizer& optimizer, double lr, double grad_scale) {
+  const FileTraffic before = file_traffic();
+  last_update_ = {};
+  {
+    const SecondsScope seconds(last_update_.seconds);
+    update_units(optimizer, lr, grad_scale);
+  }
+  const FileTraffic after = file_traffic();
+  last_update_.files = {after.read - before.read, after.written - before.written};
   finish_step();
+}
+
+FileTraffic ShardingEngine::file_traffic() {
+  FileTraffic all = files_.traffic();
+  if (!state_files_) return all;
+  const FileTraffic more = state_files_->traffic();
+  return {all.read + more.read, all.written + more.written};
 }
 
 void ShardingEngine::finish_step() {

@@ -39,6 +39,12 @@ struct GlobalStep {
   double grad_norm = 0.0;  // of the gradient of all parameters, each counted once; 1 on meta
 };
 
+// What an update cost this rank, without what the ranks exchange after it.
+struct UpdateCost {
+  double seconds = 0.0;
+  FileTraffic files;
+};
+
 class SHERD_API ShardingEngine {
  public:
   // Takes over the model's parameters. Each rank allocates its shards alone, set to zero. The
@@ -93,6 +99,7 @@ class SHERD_API ShardingEngine {
 
   // Seconds this rank's computing thread has waited for communication.
   double exposed_seconds() const { return exposed_seconds_; }
+  const UpdateCost& last_update() const { return last_update_; }
   // Everything sent since the communicators were made, over all groups.
   CommunicationCounters counters();
 
@@ -147,6 +154,8 @@ class SHERD_API ShardingEngine {
   void gather_updates(const std::function<bool(const ShardedUnit&)>& changed);
   void reshard_all();
   void log(ShardingEvent::Kind kind, const std::string& unit);
+  void update_units(Optimizer& optimizer, double lr, double grad_scale);
+  FileTraffic file_traffic();
   void check_trainable() const;
   void check_not_open(const Stage* entering = nullptr) const;
   // Runs what blocks on other ranks and adds its time to exposed_seconds().
@@ -174,6 +183,7 @@ class SHERD_API ShardingEngine {
   std::vector<std::vector<ShardedUnit*>> rerun_;  // what its open stages gathered, outermost first
 
   double exposed_seconds_ = 0.0;
+  UpdateCost last_update_;
   bool recording_events_ = false;
   std::vector<ShardingEvent> events_;
   int exceptions_ = 0;  // in flight when the engine was made

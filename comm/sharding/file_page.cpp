@@ -84,6 +84,11 @@ void OffloadFiles::check_present() const {
   }
 }
 
+FileTraffic OffloadFiles::traffic() {
+  const FileTraffic &a = optimizer.traffic(), &b = parameters.traffic();
+  return {a.read + b.read, a.written + b.written};
+}
+
 FilePage::FilePage(Context& context, OffloadFile& file, std::int64_t numel, DType dtype,
                    MemoryCategory category, std::string what)
     : file_(file),
@@ -112,6 +117,7 @@ void FilePage::fetch() {
   if (state_ != State::away) return;
   restore();
   state_ = State::coming;
+  file_.traffic().read += static_cast<std::int64_t>(bytes_);
   if (file_.file() == nullptr) return;
   file_.file()->check_whole();
   transfer_ = file_.file()->start_read(offset_, tensor_.raw_data(), bytes_);
@@ -131,6 +137,7 @@ void FilePage::create() {
 bool FilePage::store() {
   if (state_ != State::here) return false;
   state_ = State::going;
+  file_.traffic().written += static_cast<std::int64_t>(bytes_);
   if (file_.file() == nullptr) return true;
   transfer_ = file_.file()->start_write(offset_, tensor_.raw_data(), bytes_);
   return true;

@@ -18,6 +18,12 @@
 
 namespace sherd {
 
+// Bytes that pages have read from and written to files; on meta, that they would have.
+struct FileTraffic {
+  std::int64_t read = 0, written = 0;
+  bool operator==(const FileTraffic&) const = default;
+};
+
 // A file that pages share, laid out before it is made.
 class OffloadFile {
  public:
@@ -29,11 +35,13 @@ class OffloadFile {
   // this machine left that were killed.
   void create();
   BlockFile* file() const { return file_.get(); }
+  FileTraffic& traffic() { return traffic_; }
 
  private:
   Context& context_;
   std::string directory_, what_;
   std::uint64_t bytes_ = 0;
+  FileTraffic traffic_;
   std::unique_ptr<BlockFile> file_;
 };
 
@@ -42,6 +50,7 @@ struct OffloadFiles {
   OffloadFiles(Context& context, const ShardingOptions& options);
   void create();
   void check_present() const;  // throws if one was deleted, replaced or cut short
+  FileTraffic traffic();       // of both
 
   OffloadFile optimizer, parameters;
 };

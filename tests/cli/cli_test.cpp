@@ -134,6 +134,58 @@ TEST_CASE("cli: bench disk measures a disk and leaves nothing on it") {
   CHECK(folder.file_count() == 0);
 }
 
+TEST_CASE("cli: bench step times the update from files beside a plain loop on their disk") {
+  const test::TempDirectory folder;
+  const std::string step = "bench step " + kTinyModel + "--steps 2 --matrix 0 ";
+  const auto measured = [&](const std::string& arguments) {
+    const Output out = sherd_run(step + "--json " + arguments);
+    REQUIRE_MESSAGE(out.status == 0, out.text);
+    return nlohmann::json::parse(out.out);
+  };
+  const std::string offload = "--offload-optimizer nvme:" + folder.path() + " ";
+  const Output words = sherd_run(step + offload);
+  CHECK(words.status == 0);
+  for (const char* word : {"update  ", " read and ", " written, ",
+                           "a plain loop here: ", "the update reaches ", "in the host's memory"}) {
+    CHECK_MESSAGE(contains(words, word), words.text);
+  }
+  // AdamW's two numbers a parameter, in whole blocks; of all ranks.
+  for (const std::string ranks : {"1", "2"}) {
+    CAPTURE(ranks);
+    const nlohmann::json line = measured(offload + "--shard zero3 --ranks " + ranks);
+    const std::int64_t state = 2 * 4 * line["parameters"].get<std::int64_t>();
+    const std::int64_t blocks = 2 * 2 * 4096 * std::stol(ranks);  // two units, padding
+    CHECK(line["update_read_bytes"] >= state);
+    CHECK(line["update_read_bytes"] <= state + blocks);
+    CHECK(line["update_written_bytes"] == line["update_read_bytes"]);
+    CHECK(line["update_seconds_per_step"] > 0.0);
+    if (ranks == "1") CHECK(line["update_seconds_per_step"] < line["seconds_slowest"]);
+    CHECK(line["disk_bytes_per_second"] > 0.0);
+  }
+  const std::string shards = "--shard zero3 --offload-parameters nvme:" + folder.path() + " ";
+  CHECK(measured(shards)["disk_bytes_per_second"] > 0.0);
+  // In two folders there is no one disk to compare with; without files none at all.
+  const test::TempDirectory other;
+  const std::string two = shards + "--offload-optimizer nvme:" + other.path();
+  CHECK(measured(two)["disk_bytes_per_second"] == 0.0);
+  CHECK(measured(two)["update_read_bytes"] > 0);
+  const nlohmann::json none = measured("");
+  CHECK(none["update_read_bytes"] == 0);
+  CHECK(none["update_written_bytes"] == 0);
+  CHECK(none["disk_bytes_per_second"] == 0.0);
+  CHECK(none["update_seconds_per_step"] > 0.0);
+  CHECK(!contains(sherd_run(step), "plain loop"));
+  CHECK(folder.file_count() + other.file_count() == 0);
+  const std::string trace = other.path("trace.json");
+  CHECK(sherd_run(step + offload + "--trace " + trace).status == 0);
+  for (const char* scope :
+       {"\"wait for blocks.0\"", "\"update blocks.0\"", "\"settle blocks.0\""}) {
+    CHECK_MESSAGE(test::text_of(trace).find(scope) != std::string::npos, scope);
+  }
+  refuses(step + "--offload-optimizer nvme:" + folder.path("no"),
+          {folder.path("no"), "does not exist"});
+}
+
 TEST_CASE("cli: golden runs pass and fail by their tolerance") {
   const std::string golden = std::string(SHERD_TEST_DATA) + "/golden/cls";
   const Output pass = sherd_run("train --golden " + golden + " --precision fp64 --tolerance 1e-9");

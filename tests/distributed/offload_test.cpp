@@ -220,6 +220,33 @@ TEST_CASE("offload: the update reads a unit ahead and writes behind") {
   });
 }
 
+TEST_CASE("offload: what an update reads and writes is counted, on paper too") {
+  const Scratch scratch;
+  const auto in_blocks = [](std::int64_t bytes) { return (bytes + 4095) / 4096 * 4096; };
+  for (const Precision& precision : precisions()) {
+    CAPTURE(describe(precision));
+    RunOptions run = offloaded(run_of(P::zero3, 2), {"nvme", "nvme"}, scratch);
+    run.precision = precision;
+    const auto check = [&](RankTrainer& rank) {
+      FileTraffic expected;
+      for (const auto& unit : rank.engine.units()) {
+        if (!unit->trainable()) continue;
+        const std::int64_t numel = unit->layout().shard_numel();
+        expected.read += in_blocks(4 * numel) + in_blocks(8 * numel);  // weights, AdamW's state
+        expected.written += in_blocks(4 * numel) + in_blocks(8 * numel);
+        if (precision.mixed()) expected.written += in_blocks(2 * numel);  // their roundings
+      }
+      for (int step = 0; step < 2; ++step) {
+        rank.step(step);
+        CHECK(rank.engine.last_update().files == expected);
+        CHECK(rank.engine.last_update().seconds > 0.0);
+      }
+    };
+    on_threads(2, tied_vit(), run, check);
+    on_meta(1, 2, tied_vit(), run, check);
+  }
+}
+
 TEST_CASE("offload: a file that is cut short, deleted or has no room is one error on all ranks") {
   const Scratch scratch;
   const Places everything{"nvme", "nvme"};

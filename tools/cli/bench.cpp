@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.h"
+#include "disk_loop.h"
 
 #include <sherd/comm/faulty_communicator.h>
 #include <sherd/kernels/matmul.h>
@@ -10,8 +11,10 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <optional>
 
 namespace sherd::cli {
 namespace {
@@ -27,6 +30,64 @@ struct BenchResult {
   double mean = 0.0, exposed = 0.0;                   // of all, and of that waiting for other ranks
   double matrix_rate = 0.0;                           // FLOP/s
   std::int64_t collectives = 0, sent_bytes = 0;       // of this rank, a step
+  double update = 0.0;                                // seconds, of the slowest rank
+  FileTraffic files;                                  // of all ranks' updates, a step
+  double disk_rate = 0.0;                             // bytes/s; 0 where there is none to measure
+  bool disk_direct = true;
+};
+
+double median_of(std::vector<double> values) {
+  std::ranges::sort(values);
+  return values[values.size() / 2];
+}
+
+// In which folder updates move bytes; empty where in none, or in two that may be on two disks.
+std::string offload_folder(const ShardingOptions& options) {
+  const std::string& a = options.offload_optimizer.directory;
+  const std::string& b = options.offload_parameters.directory;
+  return a.empty() || b.empty() || a == b ? (a.empty() ? b : a) : std::string();
+}
+
+// Times of updates, and between them of the disk on which their files lie. All ranks together.
+class UpdateMeter {
+ public:
+  explicit UpdateMeter(const ShardingEngine& engine)
+      : engine_(engine), world_(engine.groups().world) {}
+
+  void add_step() { nanoseconds_.push_back(std::llround(engine_.last_update().seconds * 1e9)); }
+
+  // After a step. The ranks' files are taken to be on one disk, so one rank measures it for all.
+  void measure_disk() {
+    const FileTraffic& mine = engine_.last_update().files;
+    std::int64_t sums[] = {mine.read, mine.written};
+    world_.all_reduce(sums, 2, DType::i64, ReduceOp::sum, "bench: bytes of updates");
+    files_ = {sums[0], sums[1]};
+    const std::string folder = offload_folder(engine_.options());
+    if (folder.empty() || files_.read + files_.written == 0) return;
+    if (world_.rank() == 0) {
+      if (!limit_) limit_.emplace(folder, static_cast<std::uint64_t>(files_.read + files_.written));
+      rates_.push_back(limit_->measure());
+    }
+    world_.barrier("bench: the disk is measured");
+  }
+
+  void finish(BenchResult& result) {
+    const auto count = static_cast<std::int64_t>(nanoseconds_.size());
+    world_.all_reduce(nanoseconds_.data(), count, DType::i64, ReduceOp::max, "bench: updates");
+    result.update = median_of({nanoseconds_.begin(), nanoseconds_.end()}) / 1e9;
+    result.files = files_;
+    if (!limit_) return;
+    result.disk_rate = median_of(rates_);
+    result.disk_direct = limit_->direct();
+  }
+
+ private:
+  const ShardingEngine& engine_;
+  Communicator& world_;
+  std::vector<std::int64_t> nanoseconds_;
+  FileTraffic files_;
+  std::optional<DiskLimit> limit_;
+  std::vector<double> rates_;
 };
 
 std::int64_t calls(const CommunicationCounters& counters) {
@@ -102,6 +163,7 @@ BenchResult measure(Context& context, Rehearsal& test, std::int64_t batch,
         std::max(result.matrix_rate, measure_matmul_rate(limit, DType::f32, options.matrix, 3));
     world.barrier("bench: a product is done");
   };
+  UpdateMeter updates(test.engine);
   std::vector<double> seconds;
   double exposed = 0.0;
   for (std::int64_t i = 0; i < options.steps; ++i) {
@@ -114,7 +176,10 @@ BenchResult measure(Context& context, Rehearsal& test, std::int64_t batch,
     exposed += test.engine.exposed_seconds() - exposed_before;
     result.collectives = calls(test.engine.counters()) - calls(before);
     result.sent_bytes = test.engine.counters().total_bytes() - before.total_bytes();
+    updates.add_step();
+    if (i == 0 || i == options.steps / 2 || i == options.steps - 1) updates.measure_disk();
   }
+  updates.finish(result);
   if (options.matrix > 0) measure_limit();
   result.mean =
       std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(options.steps);
@@ -141,6 +206,10 @@ void print_json(const TrainSettings& settings, Context& context, Rehearsal& test
                               {"seconds_fastest", result.fastest},
                               {"seconds_slowest", result.slowest},
                               {"exposed_seconds_per_step", result.exposed},
+                              {"update_seconds_per_step", result.update},
+                              {"update_read_bytes", result.files.read},
+                              {"update_written_bytes", result.files.written},
+                              {"disk_bytes_per_second", result.disk_rate},
                               {"collectives_per_step", result.collectives},
                               {"sent_bytes_per_step", result.sent_bytes},
                               {"images_per_second", batch / result.median},
@@ -150,6 +219,22 @@ void print_json(const TrainSettings& settings, Context& context, Rehearsal& test
                               {"host_peak_bytes", context.host_ledger().peak_total()},
                               {"peak_resident_bytes", peak_resident_bytes()}};
   fmt::print("{}\n", line.dump());
+}
+
+void print_update(const BenchResult& result) {
+  const FileTraffic& files = result.files;
+  if (files.read + files.written == 0) return;
+  const double rate = static_cast<double>(files.read + files.written) / result.update;
+  fmt::print("update          {:.4f} s: {} read and {} written, {:.3f} GB/s", result.update,
+             format_bytes(files.read), format_bytes(files.written), rate / 1e9);
+  if (result.disk_rate > 0.0) {
+    fmt::print("; a plain loop here: {:.3f} GB/s, the update reaches {:.1f}% of it",
+               result.disk_rate / 1e9, 100.0 * rate / result.disk_rate);
+  }
+  fmt::print("\n");
+  if (!result.disk_direct) {
+    fmt::print("                this file system cannot go past the page cache: rates of memory\n");
+  }
 }
 
 void print_result(const TrainSettings& settings, const BenchOptions& options, Context& context,
@@ -171,6 +256,7 @@ void print_result(const TrainSettings& settings, const BenchOptions& options, Co
     fmt::print("exposed         {:.4f} s a step in which rank 0 waited for other ranks ({:.1f}%)\n",
                result.exposed, 100.0 * result.exposed / result.mean);
   }
+  print_update(result);
   print_memory(memory_plan(context.ledger()), memory_plan(context.host_ledger()), ranks);
   fmt::print("                {} held by the process\n", format_bytes(peak_resident_bytes()));
 }
@@ -249,7 +335,9 @@ Command add_bench(CLI::App& parent) {
       "step",
       "Times a training step (forward, backward, clipping, update) on random images, and in the "
       "same\n"
-      "run the rate of a large matrix product, which is its limit.\n\n"
+      "run the rate of a large matrix product, which is its limit. With optimizer state or "
+      "parameters\n"
+      "in files also the update alone, and the rate of a plain loop on their disk.\n\n"
       "  sherd bench step --preset vit_base_patch16_224 --dataset synthetic --batch-size 8\n"
       "  sherd bench step --preset vit_base_patch16_224 --dataset synthetic --batch-size 8 --ranks "
       "2 --shard "

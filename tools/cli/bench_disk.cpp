@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // `sherd bench disk`: what a disk gives to scratch files, beside a plain loop.
 #include "command.h"
+#include "disk_loop.h"
 
-#include <fcntl.h>
 #include <sherd/runtime/error.h>
 #include <sherd/runtime/io/block_file.h>
 #include <sherd/runtime/ledger.h>
@@ -10,22 +10,14 @@
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstdlib>
-#include <cstring>
-#include <future>
 #include <nlohmann/json.hpp>
-#include <system_error>
 
 namespace sherd::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// Set by a signal, so that the file is removed on this way out as well.
-volatile std::sig_atomic_t stop_signal = 0;
 
 void request_stop(int signal) {
   stop_signal = signal;
@@ -55,23 +47,6 @@ struct Contender {
     std::ranges::sort(sorted);
     return sorted[sorted.size() / 2];
   }
-};
-
-class AlignedMemory {
- public:
-  explicit AlignedMemory(std::size_t bytes)
-      : data_(static_cast<std::byte*>(std::aligned_alloc(BlockFile::kAlignment, bytes))) {
-    SHERD_CHECK(data_ != nullptr, "not enough memory for a buffer of {}",
-                format_bytes(static_cast<std::int64_t>(bytes)));
-    std::memset(data_, 1, bytes);
-  }
-  ~AlignedMemory() { std::free(data_); }
-  AlignedMemory(const AlignedMemory&) = delete;
-  AlignedMemory& operator=(const AlignedMemory&) = delete;
-  std::byte* data() const { return data_; }
-
- private:
-  std::byte* data_;
 };
 
 std::string scratch_path(const std::string& dir) {
@@ -111,7 +86,10 @@ class DiskBench {
       before.wait();
     };
     stream(true);
-    if (contender.plain) return measure_plain(contender, path, round);
+    if (contender.plain) {
+      DiskLoop loop(file, first_, second_);
+      return measure_plain(contender, loop, round);
+    }
     timed(contender, kWrite, [&] { stream(true); });
     timed(contender, kRead, [&] { stream(false); });
     // As offloading does: the next part comes while the last one goes.
@@ -143,40 +121,14 @@ class DiskBench {
     contender.rates[work].push_back(static_cast<double>(size_) / seconds);
   }
 
-  // pread and pwrite of 1 MiB, one after the other; both: one loop reads, one writes.
-  void measure_plain(Contender& contender, const std::string& path, int round) {
-    const int direct = contender.mode == "direct" ? O_DIRECT : 0;
-    const int descriptor = ::open(path.c_str(), O_RDWR | O_CLOEXEC | direct);
-    SHERD_CHECK(descriptor >= 0, "cannot open '{}': {}", path,
-                std::system_category().message(errno));
-    const auto loop = [&](bool write, std::size_t from, std::size_t to, std::byte* memory) {
-      constexpr std::size_t kChunk = std::size_t{1} << 20;
-      for (std::size_t at = from; at < to && stop_signal == 0; at += kChunk) {
-        std::byte* place = memory + at % part_ / kChunk * kChunk;
-        const ssize_t moved = write ? ::pwrite(descriptor, place, kChunk, static_cast<off_t>(at))
-                                    : ::pread(descriptor, place, kChunk, static_cast<off_t>(at));
-        SHERD_CHECK(moved == ssize_t{kChunk}, "cannot {} '{}' at offset {}: {}",
-                    write ? "write" : "read", path, at,
-                    moved < 0 ? std::system_category().message(errno) : "not all bytes moved");
-      }
-    };
-    try {
-      show(contender, round);
-      timed(contender, kWrite, [&] { loop(true, 0, size_, first_.data()); });
-      show(contender, round);
-      timed(contender, kRead, [&] { loop(false, 0, size_, first_.data()); });
-      show(contender, round);
-      timed(contender, kBoth, [&] {
-        auto reading = std::async(std::launch::async, loop, false, size_ / 2, size_, first_.data());
-        loop(true, 0, size_ / 2, second_.data());
-        reading.get();
-      });
-      show(contender, round);
-    } catch (...) {
-      ::close(descriptor);
-      throw;
-    }
-    ::close(descriptor);
+  void measure_plain(Contender& contender, DiskLoop& loop, int round) {
+    show(contender, round);
+    timed(contender, kWrite, [&] { loop.write(0, size_); });
+    show(contender, round);
+    timed(contender, kRead, [&] { loop.read(0, size_); });
+    show(contender, round);
+    timed(contender, kBoth, [&] { loop.both(size_ / 2, 0, size_ / 2); });
+    show(contender, round);
   }
 
   const DiskOptions& options_;
