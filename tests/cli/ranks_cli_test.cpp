@@ -641,7 +641,7 @@ TEST_CASE("ranks: a loss that is not finite names the layer and saves the weight
       const Output output = processes ? on_processes(3, all) : sherd_run(all + " --ranks 3");
       const std::string rescue = out + "/model-before-error.safetensors";
       check_refusal(output, {"step 1: the loss is not finite", "first seen in the output of layer ",
-                             "lower learning rate", "the weights after 1 steps are in " + rescue});
+                             "lower learning rate", "the weights after 1 step are in " + rescue});
       CHECK(files_under(out) ==
             Names{"config.toml", "log.jsonl", "model-before-error.safetensors"});
       CHECK(sherd_run("inspect weights " + rescue).status == 0);
