@@ -370,6 +370,7 @@ struct Listener : TrainObserver {
 TEST_CASE("train: skipped steps are told, and are no part of the mean loss") {
   const test::TempDirectory folder;
   TrainSettings s = small_run(folder.path("run"));
+  s.images = 80;  // five whole batches
   s.precision = "fp16";
   s.ranks = 2;
   s.threads = 1;
