@@ -149,7 +149,14 @@ void FilePage::settle() {
 }
 
 void FilePage::discard() {
-  if (state_ == State::coming || state_ == State::going) finish("moving");
+  if (state_ == State::going) finish("writing");
+  if (state_ == State::coming) {
+    try {
+      finish("reading");
+    } catch (const Error&) {
+      // Nobody wants what was read.
+    }
+  }
   if (state_ == State::away) return;
   tensor_.storage().release();
   state_ = State::away;

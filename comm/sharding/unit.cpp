@@ -205,7 +205,10 @@ bool ShardedUnit::unshard() {
 bool ShardedUnit::wait() {
   if (state_ != State::unsharding) return false;
   gathered_.wait();
-  if (gathering_ != nullptr) std::exchange(gathering_, nullptr)->discard();
+  if (gathering_ != nullptr) {
+    gathering_->wait();  // throws where the file was cut meanwhile
+    std::exchange(gathering_, nullptr)->discard();
+  }
   flat_.storage().set_arriving(false);
   state_ = State::unsharded;
   return true;
