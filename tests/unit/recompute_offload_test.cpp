@@ -11,7 +11,10 @@
 
 #include <map>
 
+#include "recompute_support.h"
+
 using namespace sherd;
+using namespace sherd::test;
 
 namespace {
 
@@ -87,30 +90,6 @@ Variable loss_of(Module& model, Context& context, const ViTSettings& s, std::int
   for (std::int64_t i = 0; i < batch; ++i) values.push_back(i % 4);
   if (!context.is_meta()) labels.copy_from_host(values.data(), values.size() * sizeof values[0]);
   return cross_entropy(model(images), {labels, {}, 0.1});
-}
-
-// A module made of a function.
-class Probe : public Module {
- public:
-  using Function = std::function<Variable(Probe&, const Variable&)>;
-  explicit Probe(Function f) : function(std::move(f)) {
-    weight = register_parameter("weight", {4, 4}, Initializer::normal(0.5), true);
-    assign_names("probe");
-  }
-  Function function;
-  std::shared_ptr<Parameter> weight;
-  int runs = 0;
-
- protected:
-  Variable forward(const Variable& x) override {
-    ++runs;
-    return function(*this, x);
-  }
-};
-
-Variable two_layers(Probe& p, const Variable& x) {
-  const Variable hidden = activate(linear(x, p.weight->variable(), {}), Activation::gelu_erf);
-  return linear(hidden, p.weight->variable(), {});
 }
 
 Tensor rows(Context& context, std::int64_t count = 1024) {

@@ -12,7 +12,10 @@
 #include <cstring>
 #include <map>
 
+#include "recompute_support.h"
+
 using namespace sherd;
+using namespace sherd::test;
 
 namespace {
 
@@ -81,30 +84,6 @@ Tensor labels_for(Context& context, std::int64_t batch) {
 
 Variable loss_of(Module& model, const Tensor& images) {
   return cross_entropy(model(images), {labels_for(images.context(), images.dim(0)), {}, 0.1});
-}
-
-// A module made of a function, and how often that has run.
-class Probe : public Module {
- public:
-  using Function = std::function<Variable(Probe&, const Variable&)>;
-  explicit Probe(Function f) : function(std::move(f)) {
-    weight = register_parameter("weight", {4, 4}, Initializer::normal(0.5), true);
-    assign_names("probe");
-  }
-  Function function;
-  std::shared_ptr<Parameter> weight;
-  int runs = 0;
-
- protected:
-  Variable forward(const Variable& x) override {
-    ++runs;
-    return function(*this, x);
-  }
-};
-
-Variable two_layers(Probe& p, const Variable& x) {
-  const Variable hidden = activate(linear(x, p.weight->variable(), {}), Activation::gelu_erf);
-  return linear(hidden, p.weight->variable(), {});
 }
 
 Tensor rows(Context& context, std::int64_t count = 3) {
