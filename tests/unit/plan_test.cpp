@@ -222,6 +222,41 @@ TEST_CASE("plan: where an allocator refuses after all, one message says what wou
   CHECK(!std::filesystem::exists(folder.path("run/config.toml")));
 }
 
+TEST_CASE("plan: --recompute auto is the least that fits, and the run has the weights of any") {
+  const test::TempDirectory folder;
+  const TrainSettings base = plan_run(folder);
+  const char* modes[] = {"none", "selective", "block"};
+  std::vector<std::int64_t> peaks;
+  for (const char* mode : modes) {
+    TrainSettings s = base;
+    s.recompute = mode;
+    peaks.push_back(plan_step(s, 1).device.peak_bytes);
+  }
+  REQUIRE(peaks[0] > peaks[1]);
+  REQUIRE(peaks[1] > peaks[2]);
+  std::vector<std::string> weights;
+  for (std::size_t i = 0; i < 3; ++i) {
+    CAPTURE(modes[i]);
+    TrainSettings s = base;
+    s.recompute = "auto";
+    s.memory_limit = std::to_string(peaks[i] + peaks[i] / 50 + (std::int64_t{2} << 20));
+    CHECK(chosen_recompute(s, 1) == modes[i]);
+    s.out = folder.path(modes[i]);
+    std::ifstream file(run(s).weights_path, std::ios::binary);
+    weights.emplace_back(std::istreambuf_iterator<char>(file), std::istreambuf_iterator<char>());
+    CHECK(!weights.back().empty());
+    CHECK(weights.back() == weights.front());
+    // The configuration says what was chosen.
+    const TrainSettings again = resolve_settings(read_toml_settings(s.out + "/config.toml"), {});
+    CHECK(again.recompute == modes[i]);
+  }
+  TrainSettings s = base;
+  s.recompute = "auto";
+  CHECK(error_of(s) == "--recompute auto: chooses by --memory-limit; give one");
+  s.recompute = "all";
+  CHECK(error_of(s) == "--recompute: expected none, selective, block or auto, got 'all'");
+}
+
 TEST_CASE("plan: offloaded activations are counted on the host, and change no weight") {
   const test::TempDirectory folder;
   const TrainSettings base = plan_run(folder);
