@@ -3,12 +3,9 @@
 
 #include <sherd/autograd/operations.h>
 #include <sherd/comm/agreement.h>
-#include <sherd/kernels/reduce.h>
 #include <sherd/runtime/error.h>
 
 #include <algorithm>
-#include <chrono>
-#include <cmath>
 #include <exception>
 #include <map>
 #include <utility>
@@ -18,20 +15,6 @@ namespace sherd {
 using Kind = ShardingEvent::Kind;
 
 namespace {
-
-// Adds the time from its construction to its destruction.
-class SecondsScope {
- public:
-  explicit SecondsScope(double& total) : total_(total) {}
-  ~SecondsScope() { total_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
-  SecondsScope(const SecondsScope&) = delete;
-  SecondsScope& operator=(const SecondsScope&) = delete;
-
- private:
-  using Clock = std::chrono::steady_clock;
-  double& total_;
-  Clock::time_point start_ = Clock::now();
-};
 
 std::vector<std::string> describe(Module& model, const ShardingOptions& options,
                                   const Precision& precision, std::uint64_t seed) {
@@ -152,12 +135,6 @@ void ShardingEngine::hook(Stage& stage) {
 Variable ShardingEngine::cast_to(DType dtype, const Variable& value) const {
   const DType from = value.tensor().dtype();
   return from == dtype || !is_floating(from) ? value : cast(value, dtype);
-}
-
-template <typename Blocking>
-auto ShardingEngine::timed(const Blocking& blocking) {
-  const SecondsScope seconds(exposed_seconds_);
-  return blocking();
 }
 
 void ShardingEngine::log(Kind kind, const std::string& unit) {
@@ -394,182 +371,7 @@ void ShardingEngine::finish_reduce() {
   log(Kind::wait_reduce, unit->name());
 }
 
-// --- the step -----------------------------------------------------------------------------------
-
-GlobalStep ShardingEngine::finish_backward(double loss) {
-  check_not_open();
-  finish_reduce();
-  for (auto it = units_.rbegin(); it != units_.rend(); ++it) {
-    if ((*it)->unreduced()) reduce(**it);
-  }
-  finish_reduce();
-  const GlobalStep all = agree(loss);
-  between_steps_ = false;  // until here a rank that is left by the others can save its weights
-  return all;
-}
-
-// One message for all that ranks must agree on: the exact sums behind the norm and the loss, and
-// which parameters have a gradient. Every element of the gradient is counted by one rank.
-GlobalStep ShardingEngine::agree(double loss) {
-  ExactSum squares, losses;
-  if (groups_.replica == 0) {
-    for (const auto& unit : units_) {
-      const Tensor gradient = unit->own_gradient();
-      if (gradient.defined()) add_sum_of_squares(gradient, squares);
-    }
-  }
-  losses.add(loss);
-  std::vector<std::int64_t> message;
-  for (const ExactSum& sum : {squares, losses}) {
-    const ExactSum::Words words = sum.words();
-    message.insert(message.end(), words.begin(), words.end());
-  }
-  for (const auto& unit : units_) {
-    message.insert(message.end(), unit->arrivals().begin(), unit->arrivals().end());
-  }
-  // On the stream as well, so that a rank that does something else meets this call there.
-  static constexpr const char* kLabel = "step: norm, loss and which gradients there are";
-  const Event summed = groups_.enqueue(kLabel, [&] {
-    groups_.sum_over_all(message.data(), static_cast<std::int64_t>(message.size()), DType::i64,
-                         kLabel);
-  });
-  timed([&] { summed.wait(); });
-  const auto sum_at = [&](std::size_t index) {
-    ExactSum::Words words;
-    std::copy_n(message.begin() + static_cast<std::ptrdiff_t>(index * words.size()), words.size(),
-                words.begin());
-    return ExactSum::from_words(words).value();
-  };
-  std::size_t next = 2 * ExactSum::kWords;
-  for (const auto& unit : units_) {
-    unit->set_arrivals(message.data() + next);
-    next += unit->arrivals().size();
-  }
-  if (context_.is_meta()) return {0.0, 1.0};
-  return {sum_at(1), std::sqrt(sum_at(0))};
-}
-
-void ShardingEngine::gather_updates(const std::function<bool(const ShardedUnit&)>& changed) {
-  std::vector<Event> updates;
-  for (const auto& unit : units_) {
-    if (!unit->gathers_update() || !changed(*unit)) continue;
-    updates.push_back(unit->start_gather_update());
-    log(Kind::gather_update, unit->name());
-  }
-  timed([&] {
-    for (const Event& event : updates) event.wait();
-  });
-}
-
-void ShardingEngine::prepare(Optimizer& optimizer) {
-  const std::size_t states = optimizer.state_names().size();
-  state_files_.emplace(context_, options_);
-  std::vector<std::pair<ShardedUnit*, std::size_t>> span_of;  // unit, place among its spans
-  for (const auto& unit : units_) {
-    unit->make_state(states, *state_files_);
-    const std::size_t count = unit->spans().size();
-    for (std::size_t i = 0; i < count; ++i) span_of.emplace_back(unit.get(), i);
-  }
-  state_files_->create();
-  optimizer.prepare(spans(), [&](std::size_t span, std::size_t state) {
-    return span_of[span].first->state(span_of[span].second, state);
-  });
-}
-
-// Note [Update from files]
-// What the update of a unit needs from files is read while the unit before is updated, and written
-// while the next one is: at most three units are in the host's memory.
-void ShardingEngine::update_units(Optimizer& optimizer, double lr, double grad_scale) {
-  files_.check_present();
-  if (state_files_) state_files_->check_present();
-  SHERD_CHECK(state_files_ || options_.offload_optimizer.kind == OffloadTo::Kind::none,
-              "update: the optimizer's state is not where --offload-optimizer wants it; let "
-              "engine.prepare(optimizer) make it");
-  optimizer.begin_step(spans());
-  torn_ = true;
-  struct Work {
-    ShardedUnit* unit;
-    std::size_t first_span;
-  };
-  std::vector<Work> work;
-  std::size_t span_count = 0;
-  for (const auto& unit : units_) {
-    if (unit->trainable() && unit->has_gradient()) work.push_back({unit.get(), span_count});
-    span_count += unit->spans().size();
-  }
-  const auto fetch = [&](std::size_t i) {
-    if (i < work.size() && work[i].unit->start_fetch()) log(Kind::fetch, work[i].unit->name());
-  };
-  const auto traced = [&](const char* what, const ShardedUnit& unit) {
-    return TraceScope(context_.trace(), what + unit.name(), "optimizer");
-  };
-  const auto settle = [&](std::size_t i) {
-    const TraceScope trace = traced("settle ", *work[i].unit);
-    work[i].unit->settle();
-  };
-  fetch(0);
-  for (std::size_t i = 0; i < work.size(); ++i) {
-    ShardedUnit& unit = *work[i].unit;
-    fetch(i + 1);
-    {
-      const TraceScope trace = traced("wait for ", unit);
-      if (unit.wait_fetch()) log(Kind::update, unit.name());
-    }
-    {
-      const TraceScope trace = traced("update ", unit);
-      std::size_t index = work[i].first_span;
-      for (const ParameterSpan& span : unit.spans())
-        optimizer.update(index++, span, lr, grad_scale);
-      if (unit.finish_update()) log(Kind::store, unit.name());
-    }
-    if (i > 0) settle(i - 1);
-  }
-  if (!work.empty()) settle(work.size() - 1);
-}
-
-void ShardingEngine::update(Optimizer& optimizer, double lr, double grad_scale) {
-  const FileTraffic before = file_traffic();
-  last_update_ = {};
-  {
-    const SecondsScope seconds(last_update_.seconds);
-    update_units(optimizer, lr, grad_scale);
-  }
-  const FileTraffic after = file_traffic();
-  last_update_.files = {after.read - before.read, after.written - before.written};
-  finish_step();
-}
-
-FileTraffic ShardingEngine::file_traffic() {
-  FileTraffic all = files_.traffic();
-  if (!state_files_) return all;
-  const FileTraffic more = state_files_->traffic();
-  return {all.read + more.read, all.written + more.written};
-}
-
-void ShardingEngine::finish_step() {
-  const auto changed = [](const ShardedUnit& unit) { return unit.has_gradient(); };
-  for (const auto& unit : units_) {
-    if (changed(*unit)) unit->mark_updated();
-  }
-  gather_updates(changed);
-  for (const auto& unit : units_) unit->clear_gradients();
-  reshard_all();
-  between_steps_ = true;
-  torn_ = false;
-}
-
-void ShardingEngine::abandon_step() {
-  finish_reduce();
-  between_steps_ = true;
-  for (const auto& unit : units_) unit->clear_gradients();
-  open_.clear();
-  rerun_.clear();
-  for (const auto& stage : stages_) {
-    stage->running = 0;
-    stage->prefetched = false;
-  }
-  reshard_all();
-}
+// --- the rest -----------------------------------------------------------------------------------
 
 // Also what a forward without a backward has left gathered.
 void ShardingEngine::reshard_all() {

@@ -26,6 +26,7 @@
 #include <sherd/comm/sharding/events.h>
 #include <sherd/comm/sharding/unit.h>
 
+#include <chrono>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -158,9 +159,25 @@ class SHERD_API ShardingEngine {
   FileTraffic file_traffic();
   void check_trainable() const;
   void check_not_open(const Stage* entering = nullptr) const;
+  // Adds the time from its construction to its destruction.
+  class SecondsScope {
+   public:
+    explicit SecondsScope(double& total) : total_(total) {}
+    ~SecondsScope() { total_ += std::chrono::duration<double>(Clock::now() - start_).count(); }
+    SecondsScope(const SecondsScope&) = delete;
+    SecondsScope& operator=(const SecondsScope&) = delete;
+
+   private:
+    using Clock = std::chrono::steady_clock;
+    double& total_;
+    Clock::time_point start_ = Clock::now();
+  };
   // Runs what blocks on other ranks and adds its time to exposed_seconds().
   template <typename Blocking>
-  auto timed(const Blocking& blocking);
+  auto timed(const Blocking& blocking) {
+    const SecondsScope seconds(exposed_seconds_);
+    return blocking();
+  }
 
   Context& context_;
   Precision precision_;
