@@ -336,7 +336,8 @@ TEST_CASE("recompute, offload: an input that was written in place is found, even
         loss = sum(probe(input));
       }
       // Not in the middle of the copy out, which is over when a later one has come back.
-      if (offload) OffloadedTensor(rows(context)).get();
+      OffloadedTensor later(rows(context));
+      later.get();
       fill(input, 0.0);
       if (gone) input = {};
       CHECK_THROWS_WITH_AS(
