@@ -128,10 +128,11 @@ TEST_CASE("offload: a folder that cannot hold the files is refused before anythi
     refused(what + nowhere, {what + nowhere, "expected a directory where files can be made, and",
                              "does not exist; create it, or choose another"});
     refused(what + file, {what + file, "'" + file + "' is a file; choose a directory"});
-    // A file may not be as large as this one has to be. (MPI could not start.)
+    // A file may not be as large as this one has to be. (MPI could not start; OpenMP needs a few
+    // KiB.)
     for (const char* ranks : {"1", "2"}) {
       const Output output =
-          run("ulimit -f 1; trap '' XFSZ; exec " + kSherd + " " + kRun + "--shard zero3 " + what +
+          run("ulimit -f 8; trap '' XFSZ; exec " + kSherd + " " + kRun + "--shard zero3 " + what +
               folder.path("") + " --ranks " + ranks + " --out " + out);
       check_refusal(output, {what + folder.path(""), "cannot reserve ", "ulimit -f"});
       CHECK(files_in(folder.path("")) == Names{"file"});
