@@ -4,8 +4,8 @@
 #include <doctest/doctest.h>
 
 #include "sharding_support.h"
+#include "unit/io_support.h"
 
-#include <unistd.h>
 #include <algorithm>
 #include <filesystem>
 #include <mutex>
@@ -20,27 +20,15 @@ using M = MemoryCategory;
 namespace fs = std::filesystem;
 
 // A folder that is empty again at the end, or the test fails.
-class Scratch {
+class Scratch : public TempDirectory {
  public:
-  Scratch() {
-    std::string name = (fs::temp_directory_path() / "sherd-test-XXXXXX").string();
-    REQUIRE(mkdtemp(name.data()) != nullptr);
-    path_ = name;
-  }
-  ~Scratch() {
-    CHECK(files().empty());
-    fs::remove_all(path_);
-  }
-  const std::string& path() const { return path_; }
+  ~Scratch() { CHECK(files().empty()); }
   std::vector<std::string> files() const {
     std::vector<std::string> all;
-    for (const auto& entry : fs::directory_iterator(path_)) all.push_back(entry.path().string());
+    for (const auto& entry : fs::directory_iterator(path())) all.push_back(entry.path().string());
     std::ranges::sort(all);
     return all;
   }
-
- private:
-  std::string path_;
 };
 
 struct Places {

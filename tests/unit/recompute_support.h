@@ -3,13 +3,37 @@
 #pragma once
 
 #include <sherd/autograd/operations.h>
-#include <sherd/models/module.h>
+#include <sherd/models/vit.h>
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <utility>
+#include <vector>
 
 namespace sherd::test {
+
+// 16 tokens of 32 numbers: with 8 images of f32 an input is 16 KiB, whole granules of both pools.
+inline ViTSettings even_vit(std::int64_t depth) {
+  return {.image_height = 8,
+          .image_width = 8,
+          .channels = 2,
+          .patch = 2,
+          .dim = 32,
+          .depth = depth,
+          .heads = 2,
+          .classes = 4,
+          .class_token = false,
+          .pooling = Pooling::mean};
+}
+
+using Bytes = std::vector<std::uint8_t>;
+
+inline Bytes bytes_of(const Tensor& x) {
+  Bytes bytes(static_cast<std::size_t>(x.numel()) * size_of(x.dtype()));
+  x.copy_to_host(bytes.data(), bytes.size());
+  return bytes;
+}
 
 // A module made of a function, and how often that has run.
 class Probe : public Module {

@@ -36,28 +36,6 @@ ViTSettings odd_vit() {
           .drop_path = 0.3};
 }
 
-// 16 tokens and sizes of whole allocation granules.
-ViTSettings even_vit(std::int64_t depth) {
-  return {.image_height = 8,
-          .image_width = 8,
-          .channels = 2,
-          .patch = 2,
-          .dim = 32,
-          .depth = depth,
-          .heads = 2,
-          .classes = 4,
-          .class_token = false,
-          .pooling = Pooling::mean};
-}
-
-using Bytes = std::vector<std::uint8_t>;
-
-Bytes bytes_of(const Tensor& x) {
-  Bytes bytes(static_cast<std::size_t>(x.numel()) * size_of(x.dtype()));
-  x.copy_to_host(bytes.data(), bytes.size());
-  return bytes;
-}
-
 std::map<std::string, Bytes> gradients_of(const Module& model) {
   std::map<std::string, Bytes> all;
   for (const Parameter* parameter : model.parameters()) {
