@@ -38,7 +38,7 @@ CrossEntropyTarget contiguous_target(const CrossEntropyTarget& target) {
 }
 
 template <typename T>
-cpu::CrossEntropy<T> arguments(const Tensor& logits, const CrossEntropyTarget& target) {
+cpu::CrossEntropy<T> arguments_of(const Tensor& logits, const CrossEntropyTarget& target) {
   cpu::CrossEntropy<T> p;
   p.rows = logits.dim(0);
   p.classes = logits.dim(1);
@@ -62,7 +62,7 @@ CrossEntropyOutput cross_entropy_forward(const Tensor& logits, const CrossEntrop
   if (context.is_meta()) return out;
   dispatch_floating(x.dtype(), "cross_entropy", [&](auto zero) {
     using T = decltype(zero);
-    cpu::cross_entropy_forward<T>(context.threads(), arguments<T>(x, target),
+    cpu::cross_entropy_forward<T>(context.threads(), arguments_of<T>(x, target),
                                   out.row_loss.data<cpu::acc_t<T>>(),
                                   out.lse.data<cpu::acc_t<T>>());
   });
@@ -85,7 +85,7 @@ Tensor cross_entropy_backward(const Tensor& grad_loss, const Tensor& logits,
     using T = decltype(zero);
     using A = cpu::acc_t<T>;
     const A scale = static_cast<A>(grad_loss.item()) * static_cast<A>(factor);
-    cpu::cross_entropy_backward<T>(context.threads(), arguments<T>(x, target), lse.data<A>(), scale,
+    cpu::cross_entropy_backward<T>(context.threads(), arguments_of<T>(x, target), lse.data<A>(), scale,
                                    nullptr, out.data<T>());
   });
   return out;

@@ -1,11 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/runtime/allocator.h>
 #include <sherd/runtime/error.h>
-#include <sys/mman.h>
 
 #include <algorithm>
 #include <bit>
-#include <cstdlib>
 #include <iterator>
 #include <limits>
 
@@ -31,15 +29,6 @@ std::size_t round_up(std::size_t bytes, std::size_t multiple) {
   return (bytes + multiple - 1) / multiple * multiple;
 }
 
-// Only the order matters here: what went wrong on a stream is for those who wait for its results.
-void finish(std::vector<Event>& events) {
-  for (const Event& event : events) {
-    while (!event.wait_for(std::chrono::hours(1))) {
-    }
-  }
-  events.clear();
-}
-
 }  // namespace
 
 // Memory from the system. Absent pages were given back, or not counted yet.
@@ -61,9 +50,13 @@ struct Allocator::Segment {
   }
 };
 
-Allocator::Allocator(Device device, std::size_t limit, MemoryPool pool, std::size_t granule,
-                     std::size_t alignment)
-    : device_(device), limit_(limit), pool_(pool), granule_(granule), alignment_(alignment) {
+Allocator::Allocator(std::unique_ptr<MemorySource> source, std::size_t limit, MemoryPool pool,
+                     std::size_t granule, std::size_t alignment)
+    : source_(std::move(source)),
+      limit_(limit),
+      pool_(pool),
+      granule_(granule),
+      alignment_(alignment) {
   SHERD_CHECK(std::has_single_bit(alignment) && granule > 0 && granule % alignment == 0,
               "allocator: expected an alignment that is a power of two and a granule that is a "
               "multiple of it, got {} and {}",
@@ -83,7 +76,7 @@ std::size_t Allocator::rounded(std::size_t bytes, std::size_t granule) {
 MemoryBlock Allocator::allocate(std::size_t bytes, MemoryCategory category) {
   MemoryBlock block;
   block.bytes = rounded(bytes, granule_);
-  if (device_ != Device::meta && block.bytes > 0) {
+  if (source_ && block.bytes > 0) {
     const bool small = block.bytes <= kSmall;
     Piece* piece = take(block.bytes, small);
     if (piece == nullptr) piece = reserve(block.bytes, small);
@@ -162,25 +155,36 @@ Allocator::Piece* Allocator::merge(Piece* left, Piece* right) {
   return left;
 }
 
-// A new segment; near the limit its pages are absent. Null where the system refuses.
+// A new segment; near the limit its pages are absent, or it has no more than is asked for. Null
+// where the system refuses.
 Allocator::Piece* Allocator::reserve(std::size_t bytes, bool small) {
-  const std::size_t size = small ? kSmallSegment : round_up(bytes, kLargeSegment);
+  std::size_t size = small ? kSmallSegment : round_up(bytes, kLargeSegment);
+  if (exceeds(size) && !source_->gives_pages_back()) {
+    trim();
+    if (exceeds(size)) size = round_up(bytes, small ? kPage : kHugePage);
+    if (exceeds(size)) return nullptr;
+  }
   const std::size_t alignment = std::max(alignment_, small ? kPage : kHugePage);
-  void* data = std::aligned_alloc(alignment, size);
+  std::byte* data = source_->reserve(size, alignment);
   if (data == nullptr) {
     trim();
-    data = std::aligned_alloc(alignment, size);
+    data = source_->reserve(size, alignment);
   }
   if (data == nullptr) return nullptr;
-  auto* segment = new Segment{static_cast<std::byte*>(data), size, small};
+  auto* segment = new Segment{data, size, small};
   if (exceeds(size)) {
     segment->absent.assign(size / kPage, true);
     segment->absent_pages = size / kPage;
   } else {
-    if (!small) madvise(data, size, MADV_HUGEPAGE);
+    if (!small) source_->prefer_huge_pages(data, size);
     count_reserved(size);
   }
   return new Piece{segment->data, size, segment, nullptr, nullptr, false, {}};
+}
+
+void Allocator::finish(std::vector<Event>& events) {
+  if (!events.empty()) source_->wait_for(events);
+  events.clear();
 }
 
 void Allocator::count_reserved(std::size_t bytes) {
@@ -227,7 +231,7 @@ void Allocator::give_back(Piece& piece, std::size_t most) {
       given += kPage;
     }
     if (first == last) continue;
-    madvise(segment.data + first * kPage, (last - first) * kPage, MADV_DONTNEED);
+    source_->give_back(segment.data + first * kPage, (last - first) * kPage);
     last = first + 1;
   }
   segment.absent_pages += given / kPage;
@@ -246,7 +250,7 @@ void Allocator::trim() {
       finish(piece->pending);
       const Segment* segment = piece->segment;
       reserved_ -= segment->bytes - segment->absent_pages * kPage;
-      std::free(segment->data);
+      source_->free(segment->data);
       delete segment;
       delete piece;
       it = pieces->erase(it);

@@ -11,12 +11,12 @@
 // only the pages that are asked for; pages given back return when a piece over them is handed out.
 // So what is reserved can always shrink to what is live, up to the pages that two pieces share, and
 // a step whose planned peak is P runs under a limit of little more than P, however its requests cut
-// up the segments.
+// up the segments. A GPU's memory comes without pages: near the limit whole free segments are given
+// back, and a new one has what is asked for alone.
 #pragma once
 
-#include <sherd/runtime/device.h>
+#include <sherd/runtime/memory_source.h>
 #include <sherd/runtime/out_of_memory.h>
-#include <sherd/runtime/stream.h>
 
 #include <memory>
 #include <set>
@@ -38,9 +38,11 @@ class SHERD_API Allocator {
   static constexpr std::size_t kHostGranule = 4096;
 
   // limit: the most bytes this allocator may reserve, 0 for no limit. granule: what every size is
-  // rounded up to, a multiple of the alignment. pool: named in errors.
-  Allocator(Device device, std::size_t limit, MemoryPool pool = MemoryPool::device,
-            std::size_t granule = kGranule, std::size_t alignment = kAlignment);
+  // rounded up to, a multiple of the alignment. pool: named in errors. Without a source it only
+  // counts, as on meta.
+  Allocator(std::unique_ptr<MemorySource> source, std::size_t limit,
+            MemoryPool pool = MemoryPool::device, std::size_t granule = kGranule,
+            std::size_t alignment = kAlignment);
   ~Allocator();
   Allocator(const Allocator&) = delete;
   Allocator& operator=(const Allocator&) = delete;
@@ -83,12 +85,13 @@ class SHERD_API Allocator {
   [[noreturn]] void refuse(std::size_t bytes, MemoryCategory category, std::size_t limit) const;
   bool back_with_pages(const Piece& piece);
   bool make_room(std::size_t more);
+  void finish(std::vector<Event>& events);
   void give_back(Piece& piece, std::size_t most);
   void split(Piece* piece, std::size_t bytes);
   Piece* merge(Piece* left, Piece* right);
   void put_back(Piece* piece);
 
-  Device device_;
+  std::unique_ptr<MemorySource> source_;
   std::size_t limit_;
   MemoryPool pool_;
   std::size_t granule_, alignment_;

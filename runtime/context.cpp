@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sched.h>
 #include <sherd/runtime/context.h>
+#include <sherd/runtime/cuda/device.h>
 #include <sherd/runtime/error.h>
 
 #include <algorithm>
@@ -14,13 +15,35 @@ namespace sherd {
 Context::Context(const ContextOptions& options) : options_(options) {
   SHERD_CHECK(options.threads >= 0, "a context needs at least one thread, got {}", options.threads);
   if (options_.threads == 0) options_.threads = default_threads();
-  allocator_ = std::make_shared<Allocator>(options.device, options.memory_limit);
-  host_allocator_ =
-      std::make_shared<Allocator>(options.device, options.host_memory_limit, MemoryPool::host,
-                                  Allocator::kHostGranule, Allocator::kHostGranule);
+  SHERD_CHECK(options.meta_of != Device::meta, "a meta context stands for cpu or cuda");
+  std::unique_ptr<MemorySource> device_memory, host_memory;
+  switch (options.device) {
+    case Device::cpu:
+      compute_stream_ = std::make_unique<Stream>(Stream::Kind::in_place, "compute");
+      device_memory = make_process_memory();
+      host_memory = make_process_memory();
+      break;
+    case Device::cuda:
+      cuda::require_device(options.device_index);
+      compute_stream_ = cuda::make_stream(options.device_index, "compute");
+      device_memory = cuda::make_device_memory(options.device_index, *compute_stream_);
+      host_memory = cuda::make_pinned_memory(options.device_index);
+      break;
+    case Device::meta:
+      compute_stream_ = std::make_unique<Stream>(Stream::Kind::meta, "compute");
+      break;
+  }
+  allocator_ = std::make_shared<Allocator>(std::move(device_memory), options.memory_limit);
+  host_allocator_ = std::make_shared<Allocator>(std::move(host_memory), options.host_memory_limit,
+                                                MemoryPool::host, Allocator::kHostGranule,
+                                                Allocator::kHostGranule);
   trace_ = std::make_unique<Trace>(options.rank, Trace::kDefaultMaxEvents, options.trace_origin);
-  compute_stream_ =
-      std::make_unique<Stream>(is_meta() ? Stream::Kind::meta : Stream::Kind::in_place, "compute");
+}
+
+std::unique_ptr<Stream> Context::make_stream(std::string name) {
+  if (device() == Device::cuda) return cuda::make_stream(device_index(), std::move(name));
+  return std::make_unique<Stream>(is_meta() ? Stream::Kind::meta : Stream::Kind::worker,
+                                  std::move(name));
 }
 
 Context::~Context() = default;

@@ -22,6 +22,8 @@ class Tape;
 
 struct ContextOptions {
   Device device = Device::cpu;
+  int device_index = 0;               // which GPU
+  Device meta_of = Device::cpu;       // on meta: whose sizes of scratch memory are counted
   int threads = 0;                    // CPU threads of this context's kernels; 0: default_threads()
   std::uint64_t seed = 0;             // of every random number
   std::size_t memory_limit = 0;       // bytes the device's allocator may reserve; 0: no limit
@@ -54,6 +56,9 @@ class SHERD_API Context {
 
   Device device() const { return options_.device; }
   bool is_meta() const { return options_.device == Device::meta; }
+  // The device itself, or the one that meta stands for.
+  Device target() const { return is_meta() ? options_.meta_of : options_.device; }
+  int device_index() const { return options_.device_index; }
   int threads() const { return options_.threads; }
   std::uint64_t seed() const { return options_.seed; }
   int rank() const { return options_.rank; }
@@ -61,14 +66,16 @@ class SHERD_API Context {
   // Of the device's memory, which everything that computes uses.
   Allocator& allocator() { return *allocator_; }
   Ledger& ledger() { return allocator_->ledger(); }
-  // Of the host's, where state goes that the device should not hold. On the cpu both are ordinary
-  // memory, and the device's is the accounted stand-in for an accelerator's.
+  // Of the host's, where state goes that the device should not hold: pinned memory on cuda. On the
+  // cpu both are ordinary memory, and the device's is the accounted stand-in for an accelerator's.
   Allocator& host_allocator() { return *host_allocator_; }
   Ledger& host_ledger() { return host_allocator_->ledger(); }
   const std::shared_ptr<Allocator>& shared_allocator(MemoryPool pool) const {
     return pool == MemoryPool::host ? host_allocator_ : allocator_;
   }
   Stream& compute_stream() { return *compute_stream_; }
+  // Another stream beside it: a thread on the cpu, a CUDA stream on cuda.
+  std::unique_ptr<Stream> make_stream(std::string name);
   Trace& trace() { return *trace_; }
   WorkCounters& work() { return work_; }
 
@@ -99,9 +106,9 @@ class SHERD_API Context {
 
  private:
   ContextOptions options_;
+  std::unique_ptr<Stream> compute_stream_;
   std::shared_ptr<Allocator> allocator_, host_allocator_;
   std::unique_ptr<Trace> trace_;
-  std::unique_ptr<Stream> compute_stream_;
   WorkCounters work_;
   Tape* tape_ = nullptr;
   std::uint64_t last_tape_id_ = 0;

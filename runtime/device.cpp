@@ -5,13 +5,19 @@
 namespace sherd {
 
 std::string_view name_of(Device device) {
-  return device == Device::cpu ? "cpu" : "meta";
+  switch (device) {
+    case Device::cpu: return "cpu";
+    case Device::cuda: return "cuda";
+    case Device::meta: return "meta";
+  }
+  fail("name_of: unknown device {}", static_cast<int>(device));
 }
 
 Device device_from_name(std::string_view name) {
-  if (name == "cpu") return Device::cpu;
-  if (name == "meta") return Device::meta;
-  fail("unknown device '{}': this build has cpu and meta", name);
+  for (const Device device : {Device::cpu, Device::cuda, Device::meta}) {
+    if (name == name_of(device)) return device;
+  }
+  fail("unknown device '{}': expected cpu, cuda or meta", name);
 }
 
 }  // namespace sherd

@@ -59,7 +59,20 @@ void Storage::set_category(MemoryCategory category) {
   category_ = category;
 }
 
+Device Storage::device() const {
+  const Device device = context_->device();
+  return device == Device::cuda && pool_ == MemoryPool::host ? Device::cpu : device;
+}
+
 void* Storage::data() const {
+  void* const bytes = address();
+  if (context_->device() == Device::cuda && pool_ == MemoryPool::host) {
+    for (const Event& event : std::exchange(pending_, {})) event.wait();
+  }
+  return bytes;
+}
+
+void* Storage::address() const {
   SHERD_CHECK(!released_,
               "{}: its bytes are released (resharded); they can be read only while it is "
               "unsharded",

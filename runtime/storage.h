@@ -25,8 +25,8 @@ class SHERD_API Storage {
   static std::shared_ptr<Storage> make_released(Context& context, std::size_t bytes,
                                                 MemoryCategory category,
                                                 MemoryPool pool = MemoryPool::device);
-  // Bytes owned by somebody else, not counted in the ledger; `deleter` runs when the last tensor
-  // over them dies.
+  // Bytes owned by somebody else, on the context's device and not counted in the ledger; `deleter`
+  // runs when the last tensor over them dies.
   static std::shared_ptr<Storage> from_blob(Context& context, void* data, std::size_t bytes,
                                             std::function<void()> deleter);
   ~Storage();
@@ -37,11 +37,16 @@ class SHERD_API Storage {
   std::size_t bytes() const { return bytes_; }
   bool is_external() const { return external_; }  // from_blob
   MemoryPool pool() const { return pool_; }
+  // Where the bytes lie: on cuda those of the host's pool are the cpu's.
+  Device device() const;
   MemoryCategory category() const { return category_; }
   void set_category(MemoryCategory category);  // moves the bytes in the ledger
 
-  // Throws on meta (there is nothing to read) and when released.
+  // For whoever computes where the bytes lie. Throws on meta (there is nothing to read) and when
+  // released. In the host's pool of a GPU it first waits for the device's uses (record_use).
   void* data() const;
+  // The same for copies in the order of the device, which need not wait.
+  void* address() const;
 
   bool released() const { return released_; }
   void release();  // gives the bytes back; the storage and its version stay
@@ -81,7 +86,7 @@ class SHERD_API Storage {
   bool released_ = false;
   bool arriving_ = false;
   const std::shared_ptr<std::uint64_t> version_ = std::make_shared<std::uint64_t>(0);
-  std::vector<Event> pending_;
+  mutable std::vector<Event> pending_;
   std::string owner_;
 };
 

@@ -11,81 +11,104 @@
 
 namespace sherd {
 
-struct Event::State {
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool done = false;
-  std::exception_ptr error;
+namespace {
 
-  void set(std::exception_ptr failure) {
-    const std::lock_guard lock(mutex);
-    done = true;
-    error = std::move(failure);
-    changed.notify_all();
-  }
+// Work that runs at once; and none at all, where everything is done already.
+class InPlace final : public Stream::Backend {
+ public:
+  void enqueue(std::function<void()> work) override { work(); }
+  Event record() override { return {}; }
+  void wait(const Event& event) override { event.wait(); }
+  void synchronize() override {}
 };
 
-bool Event::done() const {
-  if (!state_) return true;
-  const std::lock_guard lock(state_->mutex);
-  return state_->done;
-}
+class Meta final : public Stream::Backend {
+ public:
+  void enqueue(std::function<void()>) override {}
+  Event record() override { return {}; }
+  void wait(const Event&) override {}
+  void synchronize() override {}
+};
 
-void Event::wait() const {
-  if (!state_) return;
-  std::unique_lock lock(state_->mutex);
-  state_->changed.wait(lock, [this] { return state_->done; });
-  if (state_->error) std::rethrow_exception(state_->error);
-}
-
-bool Event::wait_for(std::chrono::milliseconds time) const {
-  if (!state_) return true;
-  std::unique_lock lock(state_->mutex);
-  return state_->changed.wait_for(lock, time, [this] { return state_->done; });
-}
-
-struct Stream::Worker {
-  struct Item {
-    std::function<void()> work;           // or
-    std::shared_ptr<Event::State> event;  // to signal, even after a failure: waiters must not hang
-  };
-
-  std::mutex mutex;
-  std::condition_variable changed;
-  std::deque<Item> queue;
-  bool busy = false;
-  bool stopping = false;
-  std::exception_ptr error;
-  std::thread thread;
-
-  Worker() : thread([this] { run(); }) {}
-
-  ~Worker() {
-    {
-      const std::lock_guard lock(mutex);
-      stopping = true;
-    }
-    changed.notify_all();
-    thread.join();
+class WorkerEvent final : public Event::State {
+ public:
+  bool done() override {
+    const std::lock_guard lock(mutex_);
+    return done_;
   }
+  void wait() override {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return done_; });
+    if (error_) std::rethrow_exception(error_);
+  }
+  bool wait_for(std::chrono::milliseconds time) override {
+    std::unique_lock lock(mutex_);
+    return changed_.wait_for(lock, time, [this] { return done_; });
+  }
+  void set(std::exception_ptr failure) {
+    const std::lock_guard lock(mutex_);
+    done_ = true;
+    error_ = std::move(failure);
+    changed_.notify_all();
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  bool done_ = false;
+  std::exception_ptr error_;
+};
+
+class Worker final : public Stream::Backend {
+ public:
+  Worker() : thread_([this] { run(); }) {}
+  ~Worker() override {
+    {
+      const std::lock_guard lock(mutex_);
+      stopping_ = true;
+    }
+    changed_.notify_all();
+    thread_.join();
+  }
+
+  void enqueue(std::function<void()> work) override { push({std::move(work), nullptr}); }
+  Event record() override {
+    auto event = std::make_shared<WorkerEvent>();
+    push({nullptr, event});
+    return Event(event);
+  }
+  void wait(const Event& event) override {
+    push({[event] { event.wait(); }, nullptr});
+  }
+  void synchronize() override {
+    std::unique_lock lock(mutex_);
+    changed_.wait(lock, [this] { return queue_.empty() && !busy_; });
+    if (error_) std::rethrow_exception(std::exchange(error_, nullptr));
+  }
+
+ private:
+  struct Item {
+    std::function<void()> work;          // or
+    std::shared_ptr<WorkerEvent> event;  // to signal, even after a failure: waiters must not hang
+  };
 
   void push(Item item) {
     {
-      const std::lock_guard lock(mutex);
-      queue.push_back(std::move(item));
+      const std::lock_guard lock(mutex_);
+      queue_.push_back(std::move(item));
     }
-    changed.notify_all();
+    changed_.notify_all();
   }
 
   void run() {
-    std::unique_lock lock(mutex);
+    std::unique_lock lock(mutex_);
     while (true) {
-      changed.wait(lock, [this] { return stopping || !queue.empty(); });
-      if (queue.empty()) return;  // stopping, and all work has run
-      Item item = std::move(queue.front());
-      queue.pop_front();
-      busy = true;
-      std::exception_ptr failure = error;
+      changed_.wait(lock, [this] { return stopping_ || !queue_.empty(); });
+      if (queue_.empty()) return;  // stopping, and all work has run
+      Item item = std::move(queue_.front());
+      queue_.pop_front();
+      busy_ = true;
+      std::exception_ptr failure = error_;
       lock.unlock();
       if (item.event) {
         item.event->set(failure);
@@ -98,49 +121,65 @@ struct Stream::Worker {
       }
       item = {};  // what the work captured dies outside the lock
       lock.lock();
-      busy = false;
-      if (failure && !error) error = failure;
-      changed.notify_all();
+      busy_ = false;
+      if (failure && !error_) error_ = failure;
+      changed_.notify_all();
     }
   }
 
-  void synchronize() {
-    std::unique_lock lock(mutex);
-    changed.wait(lock, [this] { return queue.empty() && !busy; });
-    if (error) std::rethrow_exception(std::exchange(error, nullptr));
-  }
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::deque<Item> queue_;
+  bool busy_ = false;
+  bool stopping_ = false;
+  std::exception_ptr error_;
+  std::thread thread_;
 };
 
-Stream::Stream(Kind kind, std::string name) : kind_(kind), name_(std::move(name)) {
-  if (kind_ == Kind::worker) worker_ = std::make_unique<Worker>();
+std::unique_ptr<Stream::Backend> make_backend(Stream::Kind kind) {
+  switch (kind) {
+    case Stream::Kind::in_place: return std::make_unique<InPlace>();
+    case Stream::Kind::worker: return std::make_unique<Worker>();
+    case Stream::Kind::meta: break;
+  }
+  return std::make_unique<Meta>();
 }
+
+}  // namespace
+
+bool Event::done() const {
+  return !state_ || state_->done();
+}
+
+void Event::wait() const {
+  if (state_) state_->wait();
+}
+
+bool Event::wait_for(std::chrono::milliseconds time) const {
+  return !state_ || state_->wait_for(time);
+}
+
+Stream::Stream(Kind kind, std::string name) : Stream(make_backend(kind), std::move(name)) {}
+
+Stream::Stream(std::unique_ptr<Backend> backend, std::string name)
+    : name_(std::move(name)), backend_(std::move(backend)) {}
 
 Stream::~Stream() = default;
 
 void Stream::enqueue(std::function<void()> work) {
-  switch (kind_) {
-    case Kind::in_place: work(); break;
-    case Kind::worker: worker_->push({std::move(work), nullptr}); break;
-    case Kind::meta: break;
-  }
+  backend_->enqueue(std::move(work));
 }
 
 Event Stream::record() {
-  Event event;
-  if (kind_ == Kind::worker) {
-    event.state_ = std::make_shared<Event::State>();
-    worker_->push({nullptr, event.state_});
-  }
-  return event;
+  return backend_->record();
 }
 
 void Stream::wait(const Event& event) {
-  if (kind_ == Kind::in_place) event.wait();
-  if (kind_ == Kind::worker) worker_->push({[event] { event.wait(); }, nullptr});
+  backend_->wait(event);
 }
 
 void Stream::synchronize() {
-  if (worker_) worker_->synchronize();
+  backend_->synchronize();
 }
 
 }  // namespace sherd

@@ -4,6 +4,9 @@
 //   in_place  runs the work at once on the calling thread: the compute stream of a CPU.
 //   worker    a thread of its own that executes in order: gather and reduce streams of a CPU.
 //   meta      runs nothing; every event is already done.
+//   cuda      (runtime/cuda/device.h) runs the work at once on the calling thread, which puts
+//   device
+//             work into the CUDA stream behind it.
 //
 // Work handed to a stream captures raw pointers, never owning handles of tensors: memory is counted
 // and released by the host thread alone (Storage::record_use keeps the bytes from being reused
@@ -16,6 +19,7 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <utility>
 
 namespace sherd {
 
@@ -27,9 +31,19 @@ class SHERD_API Event {
   void wait() const;  // blocks the calling thread; rethrows what went wrong before the event
   bool wait_for(std::chrono::milliseconds time) const;  // done within the time? Throws nothing.
 
+  // What a kind of stream makes of it.
+  class State {
+   public:
+    virtual ~State() = default;
+    virtual bool done() = 0;
+    virtual void wait() = 0;
+    virtual bool wait_for(std::chrono::milliseconds time) = 0;
+  };
+  Event() = default;
+  explicit Event(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  State* state() const { return state_.get(); }  // null: done
+
  private:
-  friend class Stream;
-  struct State;
   std::shared_ptr<State> state_;
 };
 
@@ -37,7 +51,19 @@ class SHERD_API Stream {
  public:
   enum class Kind { in_place, worker, meta };
 
+  // What a kind of stream does.
+  class Backend {
+   public:
+    virtual ~Backend() = default;
+    virtual void enqueue(std::function<void()> work) = 0;
+    virtual Event record() = 0;
+    virtual void wait(const Event& event) = 0;
+    virtual void synchronize() = 0;
+    virtual void* native() { return nullptr; }
+  };
+
   Stream(Kind kind, std::string name);
+  Stream(std::unique_ptr<Backend> backend, std::string name);
   ~Stream();  // waits for the work that was handed over
   Stream(const Stream&) = delete;
   Stream& operator=(const Stream&) = delete;
@@ -49,12 +75,13 @@ class SHERD_API Stream {
   // Blocks until all work has run. An exception thrown by work is rethrown here, once; work
   // enqueued after it is dropped until then.
   void synchronize();
+  // CUDA's stream, whose device becomes the calling thread's; null for
+  // the other kinds.
+  void* native() const { return backend_->native(); }
 
  private:
-  struct Worker;
-  Kind kind_;
   std::string name_;
-  std::unique_ptr<Worker> worker_;
+  std::unique_ptr<Backend> backend_;
 };
 
 }  // namespace sherd

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sherd/runtime/cuda/device.h>
 #include <sherd/runtime/tensor.h>
 
 #include <algorithm>
@@ -41,8 +42,11 @@ Tensor Tensor::released(Context& context, const Shape& shape, DType dtype, Memor
 Tensor Tensor::zeros(Context& context, const Shape& shape, DType dtype, MemoryCategory category,
                      MemoryPool pool) {
   Tensor tensor = empty(context, shape, dtype, category, pool);
-  if (!context.is_meta() && tensor.storage_->bytes() > 0) {
-    std::memset(tensor.raw_data(), 0, tensor.storage_->bytes());
+  const std::size_t bytes = tensor.storage_->bytes();
+  if (tensor.device() == Device::cuda) {
+    cuda::fill_zero(context.compute_stream(), tensor.raw_data(), bytes);
+  } else if (!context.is_meta() && bytes > 0) {
+    std::memset(tensor.raw_data(), 0, bytes);
   }
   return tensor;
 }
@@ -79,6 +83,11 @@ bool Tensor::is_sole_owner() const {
 
 void* Tensor::raw_data() const {
   auto* bytes = static_cast<std::byte*>(storage().data());
+  return bytes + static_cast<std::size_t>(offset_) * size_of(dtype_);
+}
+
+void* Tensor::raw_address() const {
+  auto* bytes = static_cast<std::byte*>(storage().address());
   return bytes + static_cast<std::size_t>(offset_) * size_of(dtype_);
 }
 
@@ -158,7 +167,14 @@ void Tensor::copy_from_host(const void* values, std::size_t bytes) const {
   SHERD_CHECK(bytes == expected, "copy_from_host: {} needs {} bytes, got {}", describe(), expected,
               bytes);
   storage().mark_modified();
-  if (!context().is_meta() && bytes > 0) std::memcpy(raw_data(), values, bytes);
+  if (context().is_meta() || bytes == 0) return;
+  if (device() == Device::cuda) {
+    cuda::copy(context().compute_stream(), raw_data(), values, bytes);
+    // The values may lie in pinned memory, which is read later.
+    context().compute_stream().synchronize();
+  } else {
+    std::memcpy(raw_data(), values, bytes);
+  }
 }
 
 void Tensor::copy_to_host(void* values, std::size_t bytes) const {
@@ -166,16 +182,28 @@ void Tensor::copy_to_host(void* values, std::size_t bytes) const {
   const std::size_t expected = static_cast<std::size_t>(numel()) * size_of(dtype_);
   SHERD_CHECK(bytes == expected, "copy_to_host: {} holds {} bytes, got room for {}", describe(),
               expected, bytes);
-  if (bytes > 0) std::memcpy(values, raw_data(), bytes);
+  if (bytes == 0) return;
+  if (device() == Device::cuda) {
+    cuda::copy(context().compute_stream(), values, raw_data(), bytes);
+    context().compute_stream().synchronize();
+  } else {
+    std::memcpy(values, raw_data(), bytes);
+  }
 }
 
 double Tensor::item() const {
   SHERD_CHECK(numel() == 1, "item: {} does not hold exactly one element", describe());
+  std::array<std::byte, sizeof(double)> bytes{};
+  copy_to_host(bytes.data(), size_of(dtype_));
+  const auto as = [&]<typename T>(T value) {
+    std::memcpy(&value, bytes.data(), sizeof value);
+    return value;
+  };
   switch (dtype_) {
-    case DType::f64: return *data<double>();
-    case DType::f32: return *data<float>();
-    case DType::f16: return static_cast<float>(*data<f16>());
-    case DType::bf16: return static_cast<float>(*data<bf16>());
+    case DType::f64: return as(double{});
+    case DType::f32: return as(float{});
+    case DType::f16: return static_cast<float>(as(f16{}));
+    case DType::bf16: return static_cast<float>(as(bf16{}));
     default: fail("item: {} is not floating", describe());
   }
 }

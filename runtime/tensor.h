@@ -54,6 +54,7 @@ class SHERD_API Tensor {
   DType dtype() const { return dtype_; }
   Context& context() const { return storage().context(); }
   Storage& storage() const;
+  Device device() const { return storage().device(); }
   const std::shared_ptr<Storage>& shared_storage() const { return storage_; }
   bool is_contiguous() const;
   // Whether writing in place can be seen by nobody else: contiguous, and the only handle of bytes
@@ -68,6 +69,7 @@ class SHERD_API Tensor {
     return static_cast<T*>(raw_data());
   }
   void* raw_data() const;
+  void* raw_address() const;  // see Storage::address()
 
   // Views. reshape needs a contiguous tensor.
   Tensor reshape(const Shape& shape) const;
@@ -81,7 +83,7 @@ class SHERD_API Tensor {
   // The same view of other bytes, as many.
   Tensor over(std::shared_ptr<Storage> storage) const;
 
-  // Host access, contiguous tensors only.
+  // Host access, contiguous tensors only; it waits for the device.
   void copy_from_host(const void* values, std::size_t bytes) const;
   void copy_to_host(void* values, std::size_t bytes) const;
   template <typename T>

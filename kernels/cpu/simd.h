@@ -10,7 +10,7 @@
 // compiler vectorised a loop, and a shard of a tensor gets the bits the whole tensor would get.
 #pragma once
 
-#include <sherd/runtime/dtype.h>
+#include <sherd/kernels/arguments/types.h>
 
 #include <cmath>
 #include <cstdint>
@@ -26,9 +26,7 @@
 
 namespace sherd::cpu {
 
-// Arithmetic type of an element type: fp64 for fp64, else fp32.
-template <typename T>
-using acc_t = std::conditional_t<std::is_same_v<T, double>, double, float>;
+using arguments::acc_t;
 
 #if defined(__AVX512F__)
 inline constexpr int kVectorBytes = 64;

@@ -232,7 +232,7 @@ TEST_CASE("memory pools: each has its own bytes, ledger and limit") {
       Tensor::empty(plan, {5000}, DType::f32, MemoryCategory::optimizer_state, MemoryPool::host);
   CHECK(plan.host_ledger().live_total() == 20480);
   CHECK(plan.ledger().live_total() == 0);
-  CHECK_THROWS_WITH_AS(Allocator(Device::cpu, 0, MemoryPool::host, 512, 4096),
+  CHECK_THROWS_WITH_AS(Allocator(make_process_memory(), 0, MemoryPool::host, 512, 4096),
                        doctest::Contains("got 4096 and 512"), Error);
 }
 

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: Apache-2.0
+// GPUs, without a type of CUDA's: memory, streams and copies. In builds without CUDA every call is
+// an Error that says so (unavailable.cpp).
+#pragma once
+
+#include <sherd/runtime/memory_source.h>
+#include <sherd/runtime/stream.h>
+
+#include <cstddef>
+#include <memory>
+#include <string>
+
+namespace sherd::cuda {
+
+// What CUDA this build has, for people: "CUDA 13.0", "emulated CUDA", "no CUDA".
+SHERD_API std::string_view build_name();
+// 0 where the build has no CUDA or the machine no driver or device.
+SHERD_API int device_count();
+SHERD_API std::string device_name(int device);
+// Throws, and says what to do, unless this process can compute on the device.
+SHERD_API void require_device(int device);
+
+std::unique_ptr<Stream> make_stream(int device, std::string name);
+// The memory of the device, in the order of a stream: what is reused there waits for its events on
+// the device, not on the host.
+std::unique_ptr<MemorySource> make_device_memory(int device, Stream& stream);
+// The host's, which devices read and write directly.
+std::unique_ptr<MemorySource> make_pinned_memory(int device);
+
+// In the order of a stream. Each address may be the device's or the host's; where the host's is not
+// pinned, its bytes have been read when copy() returns.
+void copy(Stream& stream, void* to, const void* from, std::size_t bytes);
+void fill_zero(Stream& stream, void* to, std::size_t bytes);
+
+}  // namespace sherd::cuda
