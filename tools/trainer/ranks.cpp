@@ -113,10 +113,11 @@ void check_same_start(Communicator& world, std::vector<std::string> lines,
   check_same(world, lines, "were started with different data or settings");
 }
 
-ContextOptions rank_context_options(const TrainSettings& settings, const Communicator& world) {
+ContextOptions rank_context_options(const TrainSettings& settings, Communicator& world) {
   ContextOptions options = context_options(settings);
   options.rank = world.rank();
   if (options.threads == 0) options.threads = std::max(1, default_threads() / world.size());
+  if (options.device == Device::cuda && !world.on_paper()) options.device_index = local_rank(world);
   return options;
 }
 
