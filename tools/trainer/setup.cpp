@@ -31,8 +31,12 @@ std::unique_ptr<Optimizer> make_optimizer(const TrainSettings& s) {
 }
 
 StepSettings step_settings(const TrainSettings& settings, const LrSchedule& schedule) {
-  return {schedule, settings.clip_grad_norm, settings.label_smoothing, settings.micro_batch,
-          loss_scale_settings(settings)};
+  return {schedule,
+          settings.clip_grad_norm,
+          settings.label_smoothing,
+          settings.micro_batch,
+          loss_scale_settings(settings),
+          settings.graph};
 }
 
 bool offloads_activations(const TrainSettings& settings) {
