@@ -83,7 +83,7 @@ StreamPtr make_stream(int device, bool blocking, StreamsSetting setting) {
   stream->device = device;
   stream->blocking = blocking;
   if (setting.mode == Streams::threads) {
-    if (guard_is_on()) set_guard(false);
+    stream_threads_changed(+1);
     stream->has_thread = true;
     stream->delay = setting.delay;
     std::thread(run_queue, stream).detach();
@@ -128,6 +128,22 @@ void order_with_default(const StreamPtr& stream) {
   }
 }
 
+// The thread ends when it has done its work.
+void close(Stream& stream) {
+  if (!stream.has_thread) return;
+  const HiddenLocks hidden;
+  const std::lock_guard lock(stream.mutex);
+  if (stream.closing) return;
+  stream.closing = true;
+  stream.changed.notify_all();
+  stream_threads_changed(-1);
+}
+// Also if waiting for its work throws.
+struct Closing {
+  Stream& stream;
+  ~Closing() { close(stream); }
+};
+
 cudaError_t create(cudaStream_t* handle, unsigned flags) {
   if (handle == nullptr || flags > cudaStreamNonBlocking) return remember(cudaErrorInvalidValue);
   const HiddenLocks hidden;
@@ -169,9 +185,17 @@ bool Marker::passed() {
 }
 
 void set_streams(Streams mode, int delay_microseconds) {
-  const HiddenLocks hidden;
-  const std::lock_guard lock(registry().mutex);
-  registry().setting = {mode, delay_microseconds};
+  std::map<int, StreamPtr> defaults;
+  {
+    const HiddenLocks hidden;
+    const std::lock_guard lock(registry().mutex);
+    registry().setting = {mode, delay_microseconds};
+    defaults.swap(registry().defaults);  // made again at their next use
+  }
+  for (const auto& [device, stream] : defaults) {
+    const Closing closing{*stream};
+    drain(stream);
+  }
 }
 
 StreamPtr find_stream(cudaStream_t handle) {
@@ -267,19 +291,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
     registry().handles.erase(handle);
   }
   delete handle;
-  const auto close = [&] {
-    const HiddenLocks hidden;
-    const std::lock_guard lock(stream->mutex);
-    stream->closing = true;
-    stream->changed.notify_all();
-  };
-  try {
-    drain(stream);
-  } catch (...) {
-    close();
-    throw;
-  }
-  close();
+  const Closing closing{*stream};
+  drain(stream);
   return cudaSuccess;
 }
 
