@@ -51,7 +51,9 @@ __global__ void different_masks() {
 __global__ void overlapping_masks() {
   if (threadIdx.x < 8) {
     OTHERS __ballot_sync(0xFFFFu, 1);
-  } else if (threadIdx.x >= 16) {
+  } else if (threadIdx.x < 16) {
+    __syncthreads();
+  } else {
     MISTAKE __ballot_sync(0xFFFFFF00u, 1);
   }
 }
