@@ -36,6 +36,7 @@ ShardingGroups::ShardingGroups(Context& context, Communicator& ranks,
       trace_(context.trace()),
       track_(trace_.track("communication stream")) {
   const ProcessMesh mesh = mesh_of(options, world.size());
+  exact_sums_ = options.exact_sums;
   const int rank = world.rank();
   std::vector<int> sharers{rank};
   if (has_axis(mesh, "shard")) sharers = mesh.group(rank, "shard");
@@ -70,7 +71,7 @@ ShardingGroups::ShardingGroups(Context& context, Communicator& ranks,
 // stream.
 Communicator* ShardingGroups::on_device(Communicator& host) {
   if (context_.device() != Device::cuda) return &host;
-  owned_.push_back(make_device_communicator(host, context_, *stream_));
+  owned_.push_back(make_device_communicator(host, context_, *stream_, exact_sums_));
   return owned_.back().get();
 }
 

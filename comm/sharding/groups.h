@@ -59,6 +59,7 @@ struct ShardingGroups {
   std::vector<std::unique_ptr<Communicator>> owned_;
   Communicator *host_shard_ = nullptr, *host_replicate_ = nullptr;
   Communicator* all_ = nullptr;  // compares; null where `shard` has all ranks
+  bool exact_sums_ = false;
   Trace& trace_;
   int track_;
 };

@@ -150,6 +150,12 @@ struct Sizes {
   acc_t<T> scale;
 };
 
+template <typename T>
+struct BackwardViews {
+  AttentionView<const T> grad_output, q, k, v, output;
+  AttentionView<T> grad_q, grad_k, grad_v;
+};
+
 template <typename T, int columns>
 __global__ void __launch_bounds__(kGroups* kLanes)
     forward_kernel(Sizes<T> p, int blocks, AttentionView<const T> q, AttentionView<const T> k,
@@ -209,6 +215,95 @@ __global__ void __launch_bounds__(kGroups* kLanes)
   t.store(sums, factors, head_of(output, b, h), output.token_stride, first, p.queries, p.head_dim);
 }
 
+// As the two kernels of Note [Attention on tensor cores, backward]: own rows are queries, or keys.
+template <typename T, int columns, bool kOfKeys>
+__global__ void __launch_bounds__(kGroups* kLanes)
+    backward_kernel(Sizes<T> p, int blocks, BackwardViews<T> views, const acc_t<T>* lse,
+                    acc_t<T>* delta) {
+  using A = acc_t<T>;
+  using Tile = attention::Tile<T, columns>;
+  SHERD_DYNAMIC_SHARED(A, shared);
+  A* const own[2] = {shared, shared + Tile::kElements};
+  A* const other[2] = {shared + 2 * Tile::kElements, shared + 3 * Tile::kElements};
+  A* const weights[2] = {shared + 4 * Tile::kElements,
+                         shared + 4 * Tile::kElements + Tile::kScoreElements};
+  const Tile t;
+  const int head = static_cast<int>(blockIdx.x) / blocks, b = head / p.heads, h = head % p.heads;
+  const int first = static_cast<int>(blockIdx.x) % blocks * Tile::kTile;
+  const int own_count = kOfKeys ? p.keys : p.queries;
+  const int other_count = kOfKeys ? p.queries : p.keys;
+  const AttentionView<const T> own_views[2] = {kOfKeys ? views.k : views.q,
+                                               kOfKeys ? views.v : views.grad_output};
+  const AttentionView<const T> other_views[2] = {kOfKeys ? views.q : views.k,
+                                                 kOfKeys ? views.grad_output : views.v};
+  lse += static_cast<std::int64_t>(head) * p.queries;
+  delta += static_cast<std::int64_t>(head) * p.queries;
+
+  for (int i = 0; i < 2; ++i) {
+    t.load(own[i], head_of(own_views[i], b, h), own_views[i].token_stride, first, own_count,
+           p.head_dim);
+  }
+  A row_lse[Tile::kRows] = {}, row_delta[Tile::kRows] = {};  // of own queries
+  if constexpr (!kOfKeys) {
+    for (int r = 0; r < Tile::kRows; ++r) {
+      const int query = first + t.row(r);
+      const bool inside = query < p.queries;
+      const T* output =
+          head_of(views.output, b, h) + (inside ? query : 0) * views.output.token_stride;
+      A sum = A(0);
+      for (int c = 0; c < Tile::kColumns; ++c) {
+        if (inside && t.column(c) < p.head_dim) {
+          // This thread has written the element of the tile.
+          sum = multiply_add(own[1][t.row(r) * Tile::kPitch + t.column(c)],
+                             to_acc(output[t.column(c)]), sum);
+        }
+      }
+      row_delta[r] = group_sum(sum);
+      row_lse[r] = inside ? lse[query] : A(0);
+      if (t.lane == 0 && inside) delta[query] = row_delta[r];
+    }
+  }
+  A sums0[Tile::kRows][Tile::kColumns] = {}, sums1[Tile::kRows][Tile::kColumns] = {};
+  for (int start = 0; start < other_count; start += Tile::kTile) {
+    const int count = other_count - start < Tile::kTile ? other_count - start : Tile::kTile;
+    __syncthreads();  // the tiles before are used up
+    for (int i = 0; i < 2; ++i) {
+      t.load(other[i], head_of(other_views[i], b, h), other_views[i].token_stride, start,
+             other_count, p.head_dim);
+    }
+    __syncthreads();
+    A scores[Tile::kRows][Tile::kScores], grads[Tile::kRows][Tile::kScores];
+    t.multiply_transposed(scores, own[0], other[0], p.head_dim);
+    t.multiply_transposed(grads, own[1], other[1], p.head_dim);
+    for (int r = 0; r < Tile::kRows; ++r) {
+      for (int s = 0; s < Tile::kScores; ++s) {
+        // Only the first `count` columns enter the sums; the others need any number.
+        const int query = t.score(s) < count ? start + t.score(s) : 0;
+        const A score_lse = kOfKeys ? lse[query] : row_lse[r];
+        const A score_delta = kOfKeys ? delta[query] : row_delta[r];
+        const A weight = exponential(multiply_add(scores[r][s], p.scale, -score_lse));
+        const int at = t.row(r) * Tile::kScorePitch + t.score(s);
+        weights[0][at] = weight * (grads[r][s] - score_delta);
+        if (kOfKeys) weights[1][at] = weight;
+      }
+    }
+    __syncthreads();
+    t.add_product(sums0, weights[0], other[0], count);
+    if constexpr (kOfKeys) t.add_product(sums1, weights[1], other[1], count);
+  }
+  A scales[Tile::kRows], ones[Tile::kRows];
+  for (int r = 0; r < Tile::kRows; ++r) {
+    scales[r] = p.scale;
+    ones[r] = A(1);
+  }
+  const AttentionView<T> grad0 = kOfKeys ? views.grad_k : views.grad_q;
+  t.store(sums0, scales, head_of(grad0, b, h), grad0.token_stride, first, own_count, p.head_dim);
+  if constexpr (kOfKeys) {
+    t.store(sums1, ones, head_of(views.grad_v, b, h), views.grad_v.token_stride, first, own_count,
+            p.head_dim);
+  }
+}
+
 // Calls body with the number of columns of a thread.
 template <typename Body>
 void with_columns(std::int64_t head_dim, const Body& body) {
@@ -234,10 +329,37 @@ void general_forward(Stream& stream, const AttentionShape& shape, AttentionView<
   });
 }
 
-#define SHERD_INSTANTIATE(T)                                                               \
-  template void general_forward<T>(Stream&, const AttentionShape&, AttentionView<const T>, \
-                                   AttentionView<const T>, AttentionView<const T>,         \
-                                   AttentionView<T>, acc_t<T>*);
+template <typename T>
+void general_backward(Stream& stream, const AttentionShape& shape,
+                      AttentionView<const T> grad_output, AttentionView<const T> q,
+                      AttentionView<const T> k, AttentionView<const T> v,
+                      AttentionView<const T> output, const acc_t<T>* lse, AttentionView<T> grad_q,
+                      AttentionView<T> grad_k, AttentionView<T> grad_v, acc_t<T>* delta) {
+  const BackwardViews<T> views{grad_output, q, k, v, output, grad_q, grad_k, grad_v};
+  with_columns(shape.head_dim, [&](auto columns) {
+    using Tile = attention::Tile<T, decltype(columns)::value>;
+    constexpr std::size_t kShared =
+        (4 * Tile::kElements + 2 * Tile::kScoreElements) * sizeof(acc_t<T>);
+    const auto run = [&](auto of_keys) {
+      constexpr bool kOfKeys = decltype(of_keys)::value;
+      const std::int64_t blocks = ceil_div(kOfKeys ? shape.keys : shape.queries, Tile::kTile);
+      launch(backward_kernel<T, Tile::kColumns, kOfKeys>, dim3(grid_blocks(shape, blocks)),
+             dim3(kGroups * kLanes), kShared, native(stream), Sizes<T>(shape),
+             static_cast<int>(blocks), views, lse, delta);
+    };
+    run(std::false_type{});  // writes delta
+    run(std::true_type{});
+  });
+}
+
+#define SHERD_INSTANTIATE(T)                                                                   \
+  template void general_forward<T>(Stream&, const AttentionShape&, AttentionView<const T>,     \
+                                   AttentionView<const T>, AttentionView<const T>,             \
+                                   AttentionView<T>, acc_t<T>*);                               \
+  template void general_backward<T>(                                                           \
+      Stream&, const AttentionShape&, AttentionView<const T>, AttentionView<const T>,          \
+      AttentionView<const T>, AttentionView<const T>, AttentionView<const T>, const acc_t<T>*, \
+      AttentionView<T>, AttentionView<T>, AttentionView<T>, acc_t<T>*);
 SHERD_INSTANTIATE(double)
 SHERD_INSTANTIATE(float)
 SHERD_INSTANTIATE(bf16)

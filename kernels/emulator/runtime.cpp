@@ -43,6 +43,7 @@ const ErrorText kErrors[] = {
     EMULATOR_ERROR(cudaErrorNotReady, "device not ready"),
     EMULATOR_ERROR(cudaErrorPeerAccessAlreadyEnabled, "peer access is already enabled"),
     EMULATOR_ERROR(cudaErrorPeerAccessNotEnabled, "peer access has not been enabled"),
+    EMULATOR_ERROR(cudaErrorIllegalAddress, "an illegal memory access was encountered"),
     EMULATOR_ERROR(cudaErrorLaunchFailure, "unspecified launch failure"),
     EMULATOR_ERROR(cudaErrorNotSupported, "operation not supported"),
     EMULATOR_ERROR(cudaErrorStreamCaptureUnsupported,

@@ -98,6 +98,7 @@ ShardingOptions sharding_options(const TrainSettings& settings, int ranks) {
   SHERD_CHECK(settings.reduce_every == "step" || settings.reduce_every == "micro",
               "--reduce-every: expected step or micro, got '{}'", settings.reduce_every);
   options.reduce_every_pass = settings.reduce_every == "micro";
+  options.exact_sums = settings.exact_sums;
   if (!settings.mesh.empty()) options.mesh = ProcessMesh::parse(settings.mesh);
   options.offload_optimizer = OffloadTo::parse(settings.offload_optimizer, "--offload-optimizer");
   options.offload_parameters =
