@@ -29,6 +29,10 @@ constexpr int kBlockRows = kSlice * kWarps;  // own; a tile of the other side ha
 template <int D>
 constexpr int kTileElements = kBlockRows* kPitch<D>;
 
+// Blocks that a multiprocessor is to hold, by the registers that a thread needs.
+template <int D>
+constexpr int kResident = D <= 32 ? 4 : D <= 64 ? 3 : 2;
+
 template <typename T>
 struct Backward {
   AttentionView<const T> grad_output, q, k, v, output;
@@ -137,7 +141,7 @@ __device__ __forceinline__ void backward_slice(WarpState<T, D, kOfKeys>& state, 
 }
 
 template <typename T, int D, bool kOfKeys>
-__global__ void __launch_bounds__(kThreads, 2) backward_kernel(Backward<T> p) {
+__global__ void __launch_bounds__(kThreads, kResident<D>) backward_kernel(Backward<T> p) {
   SHERD_DYNAMIC_SHARED(T, shared);
   SHERD_SHARED(float, statistics, kOfKeys ? 4 * kBlockRows : 1);  // of two tiles: lse, delta
   const Lane lane;

@@ -43,7 +43,7 @@ __device__ __forceinline__ void copy_rows(T* tile, const Rows<const T>& rows, in
                                           int count) {
   constexpr int kChunks = D / 8;  // of 16 bytes
   static_assert(kRows * kChunks % kThreads == 0);
-#pragma unroll
+#pragma unroll(D == 128 ? 2 : 4)  // more addresses at a time would cost registers
   for (int j = 0; j < kRows * kChunks / kThreads; ++j) {
     const int i = static_cast<int>(threadIdx.x) + j * kThreads;
     const int row = i / kChunks, column = i % kChunks * 8;
