@@ -7,8 +7,8 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kUnroll = 4;                   // rows of a warp under way at once
-constexpr int kAddRows = 32;                 // threads that share the blocks of a column
+constexpr int kUnroll = 4;    // rows of a warp under way at once
+constexpr int kAddRows = 32;  // threads that share the blocks of a column
 
 static_assert(kColumnSumPieces == kWarp);
 
@@ -42,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   for (; row < end; row += kWarps) add(load_piece(in + row * cols, at, cols, whole));
 
-  SHERD_SHARED(A, sums, kThreads* n);
+  SHERD_SHARED(A, sums, kThreads * n);
 #pragma unroll
   for (int i = 0; i < n; ++i) sums[i * kThreads + threadIdx.x] = sum[i];
   __syncthreads();
@@ -70,7 +70,7 @@ __global__ void __launch_bounds__(kWarp* kAddRows)
 #pragma unroll 4
     for (std::int64_t b = y; b < blocks; b += kAddRows) sum += partial[b * stride + column];
   }
-  SHERD_SHARED(A, sums, kAddRows* kWarp);
+  SHERD_SHARED(A, sums, kAddRows * kWarp);
   sums[y * kWarp + x] = sum;
   __syncthreads();
   if (y != 0 || column >= cols) return;

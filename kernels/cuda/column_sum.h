@@ -25,8 +25,8 @@ struct ColumnSumCut {
 // element_bytes: of T.
 constexpr ColumnSumCut column_sum_cut(std::int64_t rows, std::int64_t cols,
                                       std::int64_t element_bytes) {
-  constexpr std::int64_t kWarps = 8;           // of a block, a row each
-  constexpr std::int64_t kLeastRows = 64;      // of a block: else the second pass costs too much
+  constexpr std::int64_t kWarps = 8;            // of a block, a row each
+  constexpr std::int64_t kLeastRows = 64;       // of a block: else the second pass costs too much
   constexpr std::int64_t kEnoughBlocks = 1056;  // for the largest GPUs
   const auto ceil_div = [](std::int64_t a, std::int64_t b) { return (a + b - 1) / b; };
   ColumnSumCut cut;

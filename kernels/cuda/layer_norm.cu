@@ -12,6 +12,8 @@
 #include <sherd/kernels/cuda/layer_norm.h>
 #include <sherd/kernels/cuda/vector.h>
 
+#include <cmath>
+
 namespace sherd::cuda {
 namespace {
 
@@ -65,11 +67,11 @@ __global__ void __launch_bounds__(kForwardThreads)
     for (int i = 0; i < n; ++i) {
       const A centred = (k * kWarp + lane) * n + i < cols ? x[k * n + i] - mean : A(0);
       x[k * n + i] = centred;
-      squares[i % 4] = fma(centred, centred, squares[i % 4]);
+      squares[i % 4] = std::fma(centred, centred, squares[i % 4]);
     }
   }
   const A square = warp_sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
-  const A rstd = A(1) / sqrt(square / static_cast<A>(cols) + p.eps);
+  const A rstd = A(1) / std::sqrt(square / static_cast<A>(cols) + p.eps);
   if (lane == 0) {
     p.mean[row] = mean;
     p.rstd[row] = rstd;
@@ -83,7 +85,7 @@ __global__ void __launch_bounds__(kForwardThreads)
 #pragma unroll
     for (int i = 0; i < n; ++i) {
       y[i] = x[k * n + i] * rstd;
-      y[i] = p.weight != nullptr ? fma(y[i], weight[i], bias[i]) : y[i] + bias[i];
+      y[i] = p.weight != nullptr ? std::fma(y[i], weight[i], bias[i]) : y[i] + bias[i];
     }
     store_piece(p.output + first, at, cols, whole, y);
   }
@@ -111,9 +113,9 @@ __global__ void __launch_bounds__(kThreads) forward_in_blocks(LayerNormForward<T
   A squares = 0;
   for (std::int64_t c = threadIdx.x; c < cols; c += kThreads) {
     const A centred = to_acc(x[c]) - mean;
-    squares = fma(centred, centred, squares);
+    squares = std::fma(centred, centred, squares);
   }
-  const A rstd = A(1) / sqrt(block_sum(squares, shared) / static_cast<A>(cols) + p.eps);
+  const A rstd = A(1) / std::sqrt(block_sum(squares, shared) / static_cast<A>(cols) + p.eps);
   if (threadIdx.x == 0) {
     p.mean[row] = mean;
     p.rstd[row] = rstd;
@@ -122,7 +124,7 @@ __global__ void __launch_bounds__(kThreads) forward_in_blocks(LayerNormForward<T
     const A y = (to_acc(x[c]) - mean) * rstd;
     const A bias = p.bias != nullptr ? to_acc(p.bias[c]) : A(0);
     p.output[row * cols + c] =
-        from_acc<T>(p.weight != nullptr ? fma(y, to_acc(p.weight[c]), bias) : y + bias);
+        from_acc<T>(p.weight != nullptr ? std::fma(y, to_acc(p.weight[c]), bias) : y + bias);
   }
 }
 
@@ -156,7 +158,8 @@ __global__ void __launch_bounds__(kThreads, kLayerNormBlocksOfProcessor<T>)
   const int thread = threadIdx.x - first_warp * kWarp, threads = warps * kWarp;
   const int cols = static_cast<int>(p.cols);
   const std::int64_t begin = blockIdx.x * cut.rows_per_block;
-  const std::int64_t end = begin + cut.rows_per_block < p.rows ? begin + cut.rows_per_block : p.rows;
+  const std::int64_t end =
+      begin + cut.rows_per_block < p.rows ? begin + cut.rows_per_block : p.rows;
 
   struct Row {
     uint4 x[pieces], grad[pieces];
@@ -184,9 +187,8 @@ __global__ void __launch_bounds__(kThreads, kLayerNormBlocksOfProcessor<T>)
     A ones[n];
 #pragma unroll
     for (int i = 0; i < n; ++i) ones[i] = A(1);
-    weight[k] = p.weight != nullptr
-                    ? load_piece(p.weight, (k * threads + thread) * n, cols, whole)
-                    : pack<T>(ones);
+    weight[k] = p.weight != nullptr ? load_piece(p.weight, (k * threads + thread) * n, cols, whole)
+                                    : pack<T>(ones);
   }
 
   SHERD_SHARED(A, exchange, 2 * 2 * kWarps);
@@ -214,11 +216,11 @@ __global__ void __launch_bounds__(kThreads, kLayerNormBlocksOfProcessor<T>)
 #pragma unroll
       for (int i = 0; i < n; ++i) {
         const A h = (x[i] - now.mean) * now.rstd;
-        grad_weight[k * n + i] = fma(grad[i], h, grad_weight[k * n + i]);
+        grad_weight[k * n + i] = std::fma(grad[i], h, grad_weight[k * n + i]);
         grad_bias[k * n + i] += grad[i];
         const A d = grad[i] * w[i];
         sum += d;
-        dot = fma(d, h, dot);
+        dot = std::fma(d, h, dot);
       }
     }
     if (p.grad_input == nullptr) continue;
@@ -249,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, kLayerNormBlocksOfProcessor<T>)
 #pragma unroll
       for (int i = 0; i < n; ++i) {
         const A h = (x[i] - now.mean) * now.rstd;
-        result[i] = fma(-h, slope, grad[i] * w[i] - shift) * now.rstd;
+        result[i] = std::fma(-h, slope, grad[i] * w[i] - shift) * now.rstd;
       }
       if (p.accumulate) {
         A old[n];
@@ -263,7 +265,7 @@ __global__ void __launch_bounds__(kThreads, kLayerNormBlocksOfProcessor<T>)
 
   if (p.workspace == nullptr) return;
   // The groups' sums, added in order: first grad_weight, then grad_bias.
-  SHERD_SHARED(A, shared, kThreads* kPerThread);
+  SHERD_SHARED(A, shared, kThreads * kPerThread);
   A* const partial = p.workspace + blockIdx.x * 2 * p.cols;
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
@@ -286,11 +288,13 @@ __global__ void __launch_bounds__(kThreads, kLayerNormBlocksOfProcessor<T>)
 // Any width, a block for a row at a time. A thread adds to its own columns of the block's partial
 // sums in memory.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) backward_in_blocks(LayerNormBackward<T> p, LayerNormCut cut) {
+__global__ void __launch_bounds__(kThreads)
+    backward_in_blocks(LayerNormBackward<T> p, LayerNormCut cut) {
   using A = acc_t<T>;
   SHERD_SHARED(A, shared, kWarp);
   const std::int64_t cols = p.cols, begin = blockIdx.x * cut.rows_per_block;
-  const std::int64_t end = begin + cut.rows_per_block < p.rows ? begin + cut.rows_per_block : p.rows;
+  const std::int64_t end =
+      begin + cut.rows_per_block < p.rows ? begin + cut.rows_per_block : p.rows;
   A* const grad_weight = p.workspace != nullptr ? p.workspace + blockIdx.x * 2 * cols : nullptr;
   A* const grad_bias = grad_weight + cols;
   for (std::int64_t row = begin; row < end; ++row) {
@@ -301,12 +305,12 @@ __global__ void __launch_bounds__(kThreads) backward_in_blocks(LayerNormBackward
     for (std::int64_t c = threadIdx.x; c < cols; c += kThreads) {
       const A g = to_acc(grad[c]), h = (to_acc(x[c]) - mean) * rstd;
       if (p.workspace != nullptr) {
-        grad_weight[c] = fma(g, h, row == begin ? A(0) : grad_weight[c]);
+        grad_weight[c] = std::fma(g, h, row == begin ? A(0) : grad_weight[c]);
         grad_bias[c] = (row == begin ? A(0) : grad_bias[c]) + g;
       }
       const A d = p.weight != nullptr ? g * to_acc(p.weight[c]) : g;
       sum += d;
-      dot = fma(d, h, dot);
+      dot = std::fma(d, h, dot);
     }
     if (p.grad_input == nullptr) continue;
     const A shift = block_sum(sum, shared) / static_cast<A>(cols);
@@ -315,7 +319,7 @@ __global__ void __launch_bounds__(kThreads) backward_in_blocks(LayerNormBackward
     for (std::int64_t c = threadIdx.x; c < cols; c += kThreads) {
       const A g = to_acc(grad[c]), h = (to_acc(x[c]) - mean) * rstd;
       const A d = p.weight != nullptr ? g * to_acc(p.weight[c]) : g;
-      const A result = fma(-h, slope, d - shift) * rstd;
+      const A result = std::fma(-h, slope, d - shift) * rstd;
       out[c] = from_acc<T>(p.accumulate ? to_acc(out[c]) + result : result);
     }
   }
@@ -328,8 +332,8 @@ void layer_norm_forward(Stream& stream, const LayerNormForward<T>& p) {
   if (p.rows == 0 || p.cols == 0) return;
   if constexpr (sizeof(T) < 8) {
     if (p.cols <= kMostPerLane * kWarp) {
-      const bool whole = p.cols % kVector<T> == 0 && is_aligned({p.input, p.residual, p.weight,
-                                                                 p.bias, p.sum, p.output});
+      const bool whole = p.cols % kVector<T> == 0 &&
+                         is_aligned({p.input, p.residual, p.weight, p.bias, p.sum, p.output});
       return launch_forward<T>(stream, p, whole);
     }
   }
@@ -345,8 +349,8 @@ void layer_norm_backward(Stream& stream, const LayerNormBackward<T>& given) {
   if (!parameters) p.workspace = nullptr;
   const LayerNormCut cut = layer_norm_cut<T>(p.rows, p.cols);
   if (p.rows > 0 && cut.warps > 0) {
-    const bool whole = p.cols % kVector<T> == 0 &&
-                       is_aligned({p.input, p.weight, p.grad_output, p.grad_input});
+    const bool whole =
+        p.cols % kVector<T> == 0 && is_aligned({p.input, p.weight, p.grad_output, p.grad_input});
     launch(backward_in_warps<T>, dim3(static_cast<unsigned>(cut.blocks)),
            dim3(static_cast<unsigned>(cut.groups * cut.warps * kWarp)), 0, native(stream), p, cut,
            whole);
@@ -362,8 +366,8 @@ void layer_norm_backward(Stream& stream, const LayerNormBackward<T>& given) {
   }
 }
 
-#define SHERD_INSTANTIATE(T)                                                  \
-  template void layer_norm_forward<T>(Stream&, const LayerNormForward<T>&);   \
+#define SHERD_INSTANTIATE(T)                                                \
+  template void layer_norm_forward<T>(Stream&, const LayerNormForward<T>&); \
   template void layer_norm_backward<T>(Stream&, const LayerNormBackward<T>&);
 SHERD_INSTANTIATE(double)
 SHERD_INSTANTIATE(float)

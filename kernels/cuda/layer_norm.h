@@ -33,7 +33,9 @@ struct LayerNormCut {
 };
 // As many as an H100's processors hold at once without spilling registers.
 template <typename T>
-inline constexpr int kLayerNormBlocksOfProcessor = sizeof(T) == 2 ? 3 : sizeof(T) == 4 ? 2 : 1;
+inline constexpr int kLayerNormBlocksOfProcessor = sizeof(T) == 2   ? 3
+                                                   : sizeof(T) == 4 ? 2
+                                                                    : 1;
 
 template <typename T>
 constexpr LayerNormCut layer_norm_cut(std::int64_t rows, std::int64_t cols) {
