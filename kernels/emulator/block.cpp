@@ -15,6 +15,7 @@ EMULATOR_THREAD_LOCAL dim3 gridDim;
 namespace emulator {
 
 EMULATOR_THREAD_LOCAL unsigned lane;
+EMULATOR_THREAD_LOCAL Context* running;
 EMULATOR_THREAD_LOCAL Block* block;
 
 namespace {
@@ -80,6 +81,7 @@ Thread* pick(Block& b) {
 
 void make_current(Block& b, Thread& next) {
   b.current = &next;
+  running = &next.context;
   threadIdx = next.index;
   lane = next.lane;
 }
@@ -144,7 +146,7 @@ void run_threads() {
         give_stack(me.context.stack);
         me.context.stack = nullptr;
       }
-      switch_context(me.context, b.caller, true);
+      leave_context(me.context, b.caller);
     } else if (!next->started && !EMULATOR_TSAN) {
       next->started = true;
       next->context.stack = me.context.stack;
@@ -161,7 +163,7 @@ void run_threads() {
       }
       make_current(b, *next);
       hide_end();
-      switch_context(me.context, next->context, true);
+      leave_context(me.context, next->context);
     }
     std::abort();  // an ended thread does not go on
   }
@@ -207,7 +209,7 @@ void run_block(Block& b) {
   Thread& first = *pick(b);
   start(first);
   make_current(b, first);
-  switch_context(b.caller, first.context);
+  switch_context(&b.caller, &first.context);
   acquire_order(&b.end_token);
   b.current = nullptr;
   if (b.failure.empty()) check_shared_memory(b);
@@ -247,31 +249,39 @@ Block::~Block() {
   block = nullptr;
 }
 
-bool same_line(Location a, Location b) {
-  return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
-}
-
 unsigned random_number(Block& b) {
   b.random_state = b.random_state * 6364136223846793005u + 1442695040888963407u;
   return static_cast<unsigned>(b.random_state >> 33);
 }
 
-void wait_for_others() {
+Context* next_thread() {
   Block& b = *block;
-  Thread& me = *b.current;
-  Thread* next = pick(b);
-  if (next == nullptr) fail(me.waits_at, "deadlock: no thread of the block can go on");
-  if (next == &me) return;
+  Warp& warp = b.warps[static_cast<std::size_t>(b.running_warp)];
+  Thread* next;
+  if (b.order == Order::forward && warp.ready != 0) {  // most often
+    next = warp.thread[__builtin_ctz(warp.ready)];
+    warp.ready &= warp.ready - 1;
+  } else {
+    next = pick(b);
+  }
+  if (next == nullptr) fail(b.current->waits_at, "deadlock: no thread of the block can go on");
   if (!next->started) start(*next);
   make_current(b, *next);
-  switch_context(me.context, next->context);
+  return &next->context;
 }
 
-int block_barrier(int id, int count, int predicate, Location where) {
-  const Hidden hidden;
+#if EMULATOR_TSAN || EMULATOR_ASAN
+void after_wait() {
+  Thread& me = *block->current;
+  if (me.order_token != nullptr) acquire_order(me.order_token);
+  hide_end();
+}
+#endif
+
+Context* arrive_at_barrier(int id, int count, int predicate, Location where) {
+  hide_begin();  // until after_wait
   Block& b = *block;
   Thread& me = *b.current;
-  Barrier& barrier = b.barriers[id];
   me.waits = count == 0 ? Wait::syncthreads : Wait::named_barrier;
   me.waits_at = where;
   me.barrier = id;
@@ -281,6 +291,7 @@ int block_barrier(int id, int count, int predicate, Location where) {
       fail(where, "a named barrier's count is not a multiple of 32 up to the threads of the block");
     }
   }
+  Barrier& barrier = b.barriers[id];
   if (barrier.arrived == 0) {
     barrier.where = where;
     barrier.expected = count;
@@ -289,17 +300,18 @@ int block_barrier(int id, int count, int predicate, Location where) {
   } else if (count == 0 && !same_line(barrier.where, where)) {
     fail(where, "divergence: threads of a block come to __syncthreads at different lines");
   }
-  char* token = &barrier.order_tokens[barrier.phase & 1u];
-  release_order(token);
+  me.order_token = &barrier.order_tokens[barrier.phase & 1u];
+  release_order(me.order_token);
   barrier.predicates += predicate != 0;
-  if (++barrier.arrived == (count == 0 ? b.alive : count)) {
-    me.waits = Wait::none;
-    release_barrier(b, id);
-  } else {
-    wait_for_others();
-  }
-  acquire_order(token);
-  return barrier.result;
+  if (++barrier.arrived != (count == 0 ? b.alive : count)) return next_thread();
+  me.waits = Wait::none;
+  release_barrier(b, id);
+  return nullptr;
+}
+
+int predicates_counted(int id) {
+  const Hidden hidden;
+  return block->barriers[id].result;
 }
 
 void run_grid(const Launch& launch, const std::function<void()>& body) {
@@ -312,7 +324,7 @@ void run_grid(const Launch& launch, const std::function<void()>& body) {
   Block& b = *own;
   if (b.launch != nullptr) report("a launch inside a kernel, which is not supported\n");
   b.launch = &launch;
-  const RunningGrid running{b};
+  const RunningGrid in_this_scope{b};
   b.body = &body;
   b.order = order_switch().order;
   b.random_state = order_switch().seed * 0x9E3779B97F4A7C15u + 12345;

@@ -10,6 +10,7 @@
 // barriers are plain loops.
 #pragma once
 
+#include <cstring>
 #include <vector>
 
 #include <emulator/device.h>
@@ -39,6 +40,7 @@ struct Thread {
   int barrier;  // the number it waits at
   std::vector<PendingCopy> copies;
   int copy_group;
+  void* order_token;  // of the barrier it waits at, for the thread sanitizer
 };
 
 struct Warp {
@@ -100,9 +102,12 @@ extern EMULATOR_THREAD_LOCAL Block* block;  // of this OS thread; null before it
 // Runs all blocks of the grid, in turn. Throws Error if the kernel is wrong and errors are thrown.
 void run_grid(const Launch& launch, const std::function<void()>& body);
 
-void wait_for_others();  // the current thread waits until its lane is made ready
+// The current thread waits until its lane is made ready: who runs now.
+Context* next_thread();
 unsigned random_number(Block& b);
-bool same_line(Location a, Location b);
+inline bool same_line(Location a, Location b) {
+  return a.line == b.line && (a.file == b.file || std::strcmp(a.file, b.file) == 0);
+}
 
 // ---- shared_memory.cpp
 void prepare_shared_memory(Block& b);  // before a grid

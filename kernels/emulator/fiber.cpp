@@ -77,36 +77,6 @@ bool is_stack_guard(const void* address) {
   return false;
 }
 
-#if EMULATOR_ASSEMBLY_SWITCH
-// Saves what a call must keep on the old stack and takes it from the new one.
-extern "C" void emulator_switch(void** save, void* load);
-asm(R"(
-.pushsection .text
-.hidden emulator_switch
-.globl emulator_switch
-.type emulator_switch,@function
-emulator_switch:
-  pushq %rbp
-  pushq %rbx
-  pushq %r12
-  pushq %r13
-  pushq %r14
-  pushq %r15
-  movq %rsp,(%rdi)
-  movq %rsi,%rsp
-  popq %r15
-  popq %r14
-  popq %r13
-  popq %r12
-  popq %rbx
-  popq %rbp
-  popq %rcx
-  jmp *%rcx
-.size emulator_switch,.-emulator_switch
-.popsection
-)");
-#endif
-
 void become_context([[maybe_unused]] Context& caller) {
 #if EMULATOR_TSAN
   caller.tsan_fiber = __tsan_get_current_fiber();
@@ -130,9 +100,9 @@ void prepare_context(Context& fiber, void (*entry)()) {
       (reinterpret_cast<std::uintptr_t>(fiber.stack) + kStackBytes) & ~std::uintptr_t{63};
   void** sp = reinterpret_cast<void**>(top);
   *--sp = nullptr;  // where the entry would return to
-  *--sp = reinterpret_cast<void*>(entry);
-  for (int i = 0; i < 6; ++i) *--sp = nullptr;
   fiber.stack_pointer = sp;
+  fiber.instruction = reinterpret_cast<void*>(entry);
+  fiber.frame = nullptr;
 #else
   getcontext(&fiber.machine);
   fiber.machine.uc_stack.ss_sp = fiber.stack;
@@ -152,24 +122,36 @@ void destroy_tsan_fiber([[maybe_unused]] Context& fiber) {
 #endif
 }
 
-EMULATOR_NOT_SANITIZED void switch_context(Context& from, Context& to, [[maybe_unused]] bool ends) {
+#if EMULATOR_TSAN || EMULATOR_ASAN
+namespace {
+EMULATOR_NOT_SANITIZED void announced_switch(Context* from, Context* to,
+                                             [[maybe_unused]] bool ends) {
 #if EMULATOR_TSAN
-  __tsan_switch_to_fiber(to.tsan_fiber, __tsan_switch_to_fiber_no_sync);
+  __tsan_switch_to_fiber(to->tsan_fiber, __tsan_switch_to_fiber_no_sync);
 #endif
 #if EMULATOR_ASAN
-  __sanitizer_start_switch_fiber(ends ? nullptr : &from.asan_fake_stack,
-                                 to.stack != nullptr ? to.stack : to.stack_low,
-                                 to.stack != nullptr ? kStackBytes : to.stack_bytes);
+  __sanitizer_start_switch_fiber(ends ? nullptr : &from->asan_fake_stack,
+                                 to->stack != nullptr ? to->stack : to->stack_low,
+                                 to->stack != nullptr ? kStackBytes : to->stack_bytes);
 #endif
-#if EMULATOR_ASSEMBLY_SWITCH
-  emulator_switch(&from.stack_pointer, to.stack_pointer);
-#else
-  swapcontext(&from.machine, &to.machine);
-#endif
+  switch_stacks(from, to);
 #if EMULATOR_ASAN
-  __sanitizer_finish_switch_fiber(from.asan_fake_stack, nullptr, nullptr);
+  __sanitizer_finish_switch_fiber(from->asan_fake_stack, nullptr, nullptr);
 #endif
 }
+}  // namespace
+
+EMULATOR_NOT_SANITIZED void switch_context(Context* from, Context* to) {
+  announced_switch(from, to, false);
+}
+EMULATOR_NOT_SANITIZED void leave_context(Context& from, Context& to) {
+  announced_switch(&from, &to, true);
+}
+#else
+void leave_context(Context& from, Context& to) {
+  switch_stacks(&from, &to);
+}
+#endif
 
 void context_entered() {
 #if EMULATOR_ASAN

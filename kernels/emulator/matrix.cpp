@@ -8,12 +8,6 @@
 namespace emulator {
 namespace {
 
-void need_whole_warp(unsigned all, Wait kind, Location where) {
-  if (all == ~0u) return;
-  fail(where, kind == Wait::mma ? "mma.sync needs all 32 lanes of a warp"
-                                : "ldmatrix needs all 32 lanes of a warp");
-}
-
 float bf16_low(std::uint32_t pair) {
   return bits_as<float>(pair << 16);
 }
@@ -34,12 +28,6 @@ float f16_low(std::uint32_t pair) {
 float f16_high(std::uint32_t pair) {
   return f16(pair >> 16);
 }
-
-struct Fragments {
-  const std::uint32_t *a, *b;
-  float* d;
-};
-struct Nothing {};
 
 template <int K>
 struct Matrices {
@@ -92,7 +80,25 @@ void multiply_pairs(const Fragments* const* in) {
   m.store_sums(in);
 }
 
-void multiply_tf32(const Fragments* const* in) {
+void need_whole_warp(unsigned lanes, const char* problem, Location where) {
+  if (lanes != ~0u) fail(where, problem);
+}
+constexpr const char* kPartialMma = "mma.sync needs all 32 lanes of a warp";
+
+}  // namespace
+
+void multiply_bf16(const Fragments* const* in, unsigned lanes, Location where) {
+  need_whole_warp(lanes, kPartialMma, where);
+  multiply_pairs<bf16_low, bf16_high>(in);
+}
+
+void multiply_f16(const Fragments* const* in, unsigned lanes, Location where) {
+  need_whole_warp(lanes, kPartialMma, where);
+  multiply_pairs<f16_low, f16_high>(in);
+}
+
+void multiply_tf32(const Fragments* const* in, unsigned lanes, Location where) {
+  need_whole_warp(lanes, kPartialMma, where);
   const auto tf32 = [](std::uint32_t bits) { return bits_as<float>(bits & 0xFFFFE000u); };
   Matrices<8> m;
   for (int l = 0; l < 32; ++l) {
@@ -106,50 +112,19 @@ void multiply_tf32(const Fragments* const* in) {
   m.store_sums(in);
 }
 
-template <class Multiply>
-void mma(float* d, const std::uint32_t* a, const std::uint32_t* b, Location where,
-         Multiply multiply) {
-  const Fragments own{a, b, d};
-  Nothing nothing;
-  warp_operation(~0u, Wait::mma, where, &own, &nothing,
-                 [&](const Fragments* const* in, Nothing* const*, unsigned all) {
-                   need_whole_warp(all, Wait::mma, where);
-                   multiply(in);
-                 });
-}
-
-}  // namespace
-
-void multiply_bf16(float* d, const std::uint32_t* a, const std::uint32_t* b, Location where) {
-  mma(d, a, b, where, multiply_pairs<bf16_low, bf16_high>);
-}
-
-void multiply_f16(float* d, const std::uint32_t* a, const std::uint32_t* b, Location where) {
-  mma(d, a, b, where, multiply_pairs<f16_low, f16_high>);
-}
-
-void mma_m16n8k8_tf32(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
-                      Location where) {
-  mma(d, a, b, where, multiply_tf32);
-}
-
-void load_matrices(const MatrixRow& row, std::uint32_t* result, int matrices, bool transpose,
-                   Location where) {
-  warp_operation(~0u, Wait::ldmatrix, where, &row, result,
-                 [&](const MatrixRow* const* in, std::uint32_t* const* out, unsigned all) {
-                   need_whole_warp(all, Wait::ldmatrix, where);
-                   for (int l = 0; l < 32; ++l) {
-                     for (int i = 0; i < matrices; ++i) {
-                       if (transpose) {
-                         const MatrixRow* const* rows = in + 8 * i + l % 4 * 2;
-                         out[l][i] =
-                             rows[0]->element[l / 4] | std::uint32_t{rows[1]->element[l / 4]} << 16;
-                       } else {
-                         std::memcpy(&out[l][i], &in[8 * i + l / 4]->element[l % 4 * 2], 4);
-                       }
-                     }
-                   }
-                 });
+void distribute_rows(const MatrixRow* const* in, std::uint32_t* const* out, unsigned lanes,
+                     int matrices, bool transpose, Location where) {
+  need_whole_warp(lanes, "ldmatrix needs all 32 lanes of a warp", where);
+  for (int l = 0; l < 32; ++l) {
+    for (int i = 0; i < matrices; ++i) {
+      if (transpose) {
+        const MatrixRow* const* rows = in + 8 * i + l % 4 * 2;
+        out[l][i] = rows[0]->element[l / 4] | std::uint32_t{rows[1]->element[l / 4]} << 16;
+      } else {
+        std::memcpy(&out[l][i], &in[8 * i + l / 4]->element[l % 4 * 2], 4);
+      }
+    }
+  }
 }
 
 }  // namespace emulator

@@ -102,7 +102,7 @@ void fail(Location where, const char* problem) {
   b.failure = std::string(problem) + "\n" + describe_position(b, where);
   if (!errors_throw) report(b.failure);  // here, where a debugger shows the kernel
   hide_end();
-  switch_context(b.current->context, b.caller, true);
+  leave_context(b.current->context, b.caller);
   std::abort();
 }
 

@@ -9,26 +9,7 @@
 // would order streams that no event orders; what does order them is told by release and acquire.
 #pragma once
 
-#if defined(__has_feature)
-#if __has_feature(thread_sanitizer)
-#define EMULATOR_TSAN 1
-#endif
-#if __has_feature(address_sanitizer)
-#define EMULATOR_ASAN 1
-#endif
-#endif
-#if defined(__SANITIZE_THREAD__)
-#define EMULATOR_TSAN 1
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-#define EMULATOR_ASAN 1
-#endif
-#ifndef EMULATOR_TSAN
-#define EMULATOR_TSAN 0
-#endif
-#ifndef EMULATOR_ASAN
-#define EMULATOR_ASAN 0
-#endif
+#include <emulator/context.h>
 
 #if EMULATOR_TSAN
 #include <sanitizer/tsan_interface.h>

@@ -46,19 +46,18 @@ void warp_done(Warp& warp, Meeting& meeting, unsigned me) {
 
 }  // namespace
 
-Meeting* meet(unsigned mask, Wait kind, Location where, const void* in, void* out) {
-  hide_begin();  // for the last lane until meeting_done
+Arrival arrive(unsigned mask, Wait kind, Location where, const void* in, void* out) {
+  hide_begin();  // until meeting_done or after_wait
   Thread& me = *block->current;
   me.waits = kind;
   me.waits_at = where;
+  me.order_token = nullptr;
   Meeting& meeting = find_meeting(*me.warp, me, mask, kind, where);
   meeting.in[me.lane] = in;
   meeting.out[me.lane] = out;
   meeting.arrived |= 1u << me.lane;
-  if (meeting.arrived == meeting.mask) return &meeting;
-  wait_for_others();
-  hide_end();
-  return nullptr;
+  if (meeting.arrived == meeting.mask) return {&meeting, nullptr};
+  return {nullptr, next_thread()};
 }
 
 void meeting_done(Meeting* meeting) {
@@ -68,38 +67,21 @@ void meeting_done(Meeting* meeting) {
   hide_end();
 }
 
-void warp_barrier(unsigned mask, Location where) {
-  const Hidden hidden;
+Context* arrive_at_warp_barrier(unsigned mask, Location where) {
+  hide_begin();
   Thread& me = *block->current;
   me.waits = Wait::syncwarp;
   me.waits_at = where;
   Warp& warp = *me.warp;
   Meeting& meeting = find_meeting(warp, me, mask, Wait::syncwarp, where);
-  if (meeting.arrived == 0) meeting.in[0] = &warp.order_tokens[warp.barriers++ & 63u];
-  char* token = static_cast<char*>(const_cast<void*>(meeting.in[0]));
-  release_order(token);
+  if (meeting.arrived == 0) meeting.out[0] = &warp.order_tokens[warp.barriers++ & 63u];
+  me.order_token = meeting.out[0];
+  release_order(me.order_token);
   meeting.arrived |= 1u << me.lane;
-  if (meeting.arrived == meeting.mask) {
-    me.waits = Wait::none;
-    warp_done(warp, meeting, 1u << me.lane);
-  } else {
-    wait_for_others();
-  }
-  acquire_order(token);
-}
-
-unsigned ballot(unsigned mask, bool predicate, Location where) {
-  unsigned result;
-  warp_operation(mask, Wait::vote, where, &predicate, &result,
-                 [](const bool* const* in, unsigned* const* out, unsigned all) {
-                   unsigned votes = 0;
-                   for (unsigned m = all; m != 0; m &= m - 1) {
-                     const int l = __builtin_ctz(m);
-                     votes |= static_cast<unsigned>(*in[l]) << l;
-                   }
-                   for (unsigned m = all; m != 0; m &= m - 1) *out[__builtin_ctz(m)] = votes;
-                 });
-  return result;
+  if (meeting.arrived != meeting.mask) return next_thread();
+  me.waits = Wait::none;
+  warp_done(warp, meeting, 1u << me.lane);
+  return nullptr;
 }
 
 }  // namespace emulator

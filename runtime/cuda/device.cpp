@@ -208,6 +208,12 @@ void copy(Stream& stream, void* to, const void* from, std::size_t bytes) {
   SHERD_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)));
 }
 
+bool is_pinned(const void* address) {
+  cudaPointerAttributes attributes;
+  SHERD_CUDA_CHECK(cudaPointerGetAttributes(&attributes, address));
+  return attributes.type == cudaMemoryTypeHost;
+}
+
 void fill_zero(Stream& stream, void* to, std::size_t bytes) {
   if (bytes == 0) return;
   SHERD_CUDA_CHECK(cudaMemsetAsync(to, 0, bytes, stream_of(stream)));

@@ -62,17 +62,21 @@ struct alignas(16) MatrixRow {
 };
 // Checks an address of shared memory that is accessed `bytes` at a time.
 void check_shared(const void* address, std::size_t bytes, const char* operation, Location where);
-void load_matrices(const MatrixRow& row, std::uint32_t* result, int matrices, bool transpose,
-                   Location where);
+void distribute_rows(const MatrixRow* const* in, std::uint32_t* const* out, unsigned lanes,
+                     int matrices, bool transpose, Location where);
 template <int Matrices, bool Transpose>
-inline void ldmatrix(std::uint32_t* r, const void* row, Location where) {
+inline __attribute__((always_inline)) void ldmatrix(std::uint32_t* r, const void* row,
+                                                    Location where) {
   MatrixRow own{};
   if (lane < 8 * Matrices) {
     check_shared(row, 16, "ldmatrix", where);
     // Read here, in the kernel's own code, so that sanitizers name its line.
     for (int i = 0; i < 8; ++i) own.element[i] = static_cast<const std::uint16_t*>(row)[i];
   }
-  load_matrices(own, r, Matrices, Transpose, where);
+  warp_operation(~0u, Wait::ldmatrix, where, &own, r,
+                 [where](const MatrixRow* const* in, std::uint32_t* const* out, unsigned lanes) {
+                   distribute_rows(in, out, lanes, Matrices, Transpose, where);
+                 });
 }
 inline void ldmatrix_x1(std::uint32_t (&r)[1], const void* row, EMULATOR_HERE) {
   ldmatrix<1, false>(r, row, where);
@@ -100,20 +104,35 @@ inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], const void* row, EMULATOR_H
 // sums are fp32 in order of K (the device's order and internal width differ).
 struct Bf16 {};
 struct F16 {};
-void multiply_bf16(float* d, const std::uint32_t* a, const std::uint32_t* b, Location where);
-void multiply_f16(float* d, const std::uint32_t* a, const std::uint32_t* b, Location where);
+struct Fragments {  // of a lane
+  const std::uint32_t *a, *b;
+  float* d;
+};
+void multiply_bf16(const Fragments* const* in, unsigned lanes, Location where);
+void multiply_f16(const Fragments* const* in, unsigned lanes, Location where);
+void multiply_tf32(const Fragments* const* in, unsigned lanes, Location where);
+template <void (*Multiply)(const Fragments* const*, unsigned, Location)>
+inline __attribute__((always_inline)) void mma(const Fragments& own, Location where) {
+  char nothing;
+  warp_operation(~0u, Wait::mma, where, &own, &nothing,
+                 [where](const Fragments* const* in, char* const*, unsigned lanes) {
+                   Multiply(in, lanes, where);
+                 });
+}
 inline void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
                          Bf16, EMULATOR_HERE) {
-  multiply_bf16(d, a, b, where);
+  mma<multiply_bf16>({a, b, d}, where);
 }
 inline void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
                          F16, EMULATOR_HERE) {
-  multiply_f16(d, a, b, where);
+  mma<multiply_f16>({a, b, d}, where);
 }
 // m16n8k8 of tf32: fp32 bits whose low 13 bits are ignored. a[0] to a[3] are (g, t), (g + 8, t),
 // (g, t + 4), (g + 8, t + 4); b[0], b[1] are (t, g), (t + 4, g).
-void mma_m16n8k8_tf32(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
-                      EMULATOR_HERE);
+inline void mma_m16n8k8_tf32(float (&d)[4], const std::uint32_t (&a)[4],
+                             const std::uint32_t (&b)[2], EMULATOR_HERE) {
+  mma<multiply_tf32>({a, b, d}, where);
+}
 
 // ---- cp.async: global to shared memory, in groups. The bytes are copied at the wait; until then
 // the destination is NaN, so that a forgotten wait or an overwritten tile shows. Beyond

@@ -9,6 +9,7 @@
 
 #include <type_traits>
 
+#include <emulator/context.h>
 #include <emulator/location.h>
 #include <emulator/qualifiers.h>
 
@@ -39,25 +40,56 @@ struct Meeting {
   const void* in[32];
   void* out[32];
 };
-// Waits for the lanes of the mask. Null for all lanes but the last, after it called meeting_done.
-Meeting* meet(unsigned mask, Wait kind, Location where, const void* in, void* out);
+extern EMULATOR_THREAD_LOCAL Context* running;  // the thread that runs
+
+// The lane has come to a warp operation. last: the meeting if all lanes are there, and then the
+// caller computes for all and calls meeting_done; else `next` is the thread to switch to.
+struct Arrival {
+  Meeting* last;
+  Context* next;
+};
+Arrival arrive(unsigned mask, Wait kind, Location where, const void* in, void* out);
 void meeting_done(Meeting* meeting);
 
 // Calls compute(in, out, mask) once for the lanes of the mask: in[l] and out[l] belong to lane l.
 template <class In, class Out, class Compute>
-inline void warp_operation(unsigned mask, Wait kind, Location where, const In* in, Out* out,
-                           Compute compute) {
-  if (Meeting* meeting = meet(mask, kind, where, in, out)) {
-    compute(reinterpret_cast<const In* const*>(meeting->in),
-            reinterpret_cast<Out* const*>(meeting->out), meeting->mask);
-    meeting_done(meeting);
+inline __attribute__((always_inline)) void warp_operation(unsigned mask, Wait kind, Location where,
+                                                          const In* in, Out* out, Compute compute) {
+  Context* const me = running;
+  const Arrival arrival = arrive(mask, kind, where, in, out);
+  if (arrival.last != nullptr) {
+    compute(reinterpret_cast<const In* const*>(arrival.last->in),
+            reinterpret_cast<Out* const*>(arrival.last->out), arrival.last->mask);
+    meeting_done(arrival.last);
+  } else {
+    switch_context(me, arrival.next);
+    after_wait();
   }
 }
 
-// Barrier `id` of the block: 0 is __syncthreads. count 0 means all threads that have not exited.
-// Returns how many threads came with a predicate that is not 0.
-int block_barrier(int id, int count, int predicate, Location where);
-void warp_barrier(unsigned mask, Location where);
+// The thread has come to a barrier: the thread to switch to, or null if all are there. Barrier `id`
+// of the block: 0 is __syncthreads. count 0 means all threads that have not exited.
+Context* arrive_at_barrier(int id, int count, int predicate, Location where);
+Context* arrive_at_warp_barrier(unsigned mask, Location where);
+int predicates_counted(int id);  // at the last meeting of the barrier
+
+inline __attribute__((always_inline)) void wait_turn(Context* me, Context* next) {
+  if (next != nullptr) switch_context(me, next);
+  after_wait();
+}
+inline __attribute__((always_inline)) void block_barrier(int id, int count, int predicate,
+                                                         Location where) {
+  Context* const me = running;
+  wait_turn(me, arrive_at_barrier(id, count, predicate, where));
+}
+inline __attribute__((always_inline)) void warp_barrier(unsigned mask, Location where) {
+  Context* const me = running;
+  wait_turn(me, arrive_at_warp_barrier(mask, where));
+}
+inline int counting_barrier(int predicate, Location where) {
+  block_barrier(0, 0, predicate, where);
+  return predicates_counted(0);
+}
 
 template <class T>
 inline T shuffle(unsigned mask, T value, int source, Location where) {
@@ -90,7 +122,19 @@ inline int segment(int width, Location where) {
   return width;
 }
 
-unsigned ballot(unsigned mask, bool predicate, Location where);
+inline unsigned ballot(unsigned mask, bool predicate, Location where) {
+  unsigned result;
+  warp_operation(mask, Wait::vote, where, &predicate, &result,
+                 [](const bool* const* in, unsigned* const* out, unsigned all) {
+                   unsigned votes = 0;
+                   for (unsigned m = all; m != 0; m &= m - 1) {
+                     const int l = __builtin_ctz(m);
+                     votes |= static_cast<unsigned>(*in[l]) << l;
+                   }
+                   for (unsigned m = all; m != 0; m &= m - 1) *out[__builtin_ctz(m)] = votes;
+                 });
+  return result;
+}
 
 template <class T, class Combine>
 inline T warp_reduce(unsigned mask, T value, Location where, Combine) {
@@ -114,13 +158,13 @@ inline void __syncthreads(EMULATOR_HERE) {
   emulator::block_barrier(0, 0, 0, where);
 }
 inline int __syncthreads_count(int predicate, EMULATOR_HERE) {
-  return emulator::block_barrier(0, 0, predicate, where);
+  return emulator::counting_barrier(predicate, where);
 }
 inline int __syncthreads_or(int predicate, EMULATOR_HERE) {
-  return emulator::block_barrier(0, 0, predicate, where) != 0;
+  return emulator::counting_barrier(predicate, where) != 0;
 }
 inline int __syncthreads_and(int predicate, EMULATOR_HERE) {
-  return emulator::block_barrier(0, 0, !predicate, where) == 0;
+  return emulator::counting_barrier(!predicate, where) == 0;
 }
 inline void __syncwarp(unsigned mask = ~0u, EMULATOR_HERE) {
   emulator::warp_barrier(mask, where);
