@@ -3,6 +3,7 @@
 
 #include <sherd/comm/agreement.h>
 #include <sherd/models/weights.h>
+#include <sherd/runtime/cuda/device.h>
 #include <sherd/runtime/host_bytes.h>
 
 #include <charconv>
@@ -149,7 +150,7 @@ std::string version() {
 }
 
 std::string build_description() {
-  return SHERD_BUILD;
+  return fmt::format("{}, {}", SHERD_BUILD, cuda::build_name());
 }
 
 }  // namespace sherd
