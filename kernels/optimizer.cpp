@@ -42,15 +42,15 @@ void adamw_update(const Tensor& parameter, const Tensor& grad, const Tensor& exp
     args.grad = grad.data<T>();
     args.exp_avg = exp_avg.data<T>();
     args.exp_avg_sq = exp_avg_sq.data<T>();
-    args.lr = step.lr;
+    args.scalars.lr = step.lr;
     args.beta1 = step.beta1;
     args.beta2 = step.beta2;
     args.eps = step.eps;
     args.weight_decay = step.weight_decay;
-    args.bias_correction1 = 1.0 - std::pow(step.beta1, static_cast<double>(step.step));
-    args.sqrt_bias_correction2 =
+    args.scalars.bias_correction1 = 1.0 - std::pow(step.beta1, static_cast<double>(step.step));
+    args.scalars.sqrt_bias_correction2 =
         std::sqrt(1.0 - std::pow(step.beta2, static_cast<double>(step.step)));
-    args.grad_scale = step.grad_scale;
+    args.scalars.grad_scale = step.grad_scale;
     cpu::adamw<T>(context.threads(), parameter.numel(), args);
   });
 }
