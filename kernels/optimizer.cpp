@@ -2,6 +2,7 @@
 #include <sherd/kernels/optimizer.h>
 
 #include <sherd/kernels/cpu/optimizers.h>
+#include <sherd/kernels/cuda/optimizers.h>
 #include <sherd/kernels/dispatch.h>
 
 #include <cmath>
@@ -21,6 +22,11 @@ void check_span(const char* operation, const Tensor& parameter, const Tensor& ot
   check_same(operation, parameter, other);
   SHERD_CHECK(parameter.is_contiguous() && other.is_contiguous(),
               "{}: parameter {} and its state must be contiguous", operation, parameter.describe());
+  SHERD_CHECK(
+      parameter.device() == other.device(),
+      "{}: parameter {} lies in the memory of {}, its gradient or state in that of {}; they "
+      "are updated where they lie together",
+      operation, parameter.describe(), name_of(parameter.device()), name_of(other.device()));
 }
 
 }  // namespace
@@ -37,7 +43,7 @@ void adamw_update(const Tensor& parameter, const Tensor& grad, const Tensor& exp
   if (context.is_meta()) return;
   dispatch_master(parameter, [&](auto zero) {
     using T = decltype(zero);
-    cpu::AdamWArgs<T> args;
+    arguments::AdamWArgs<T> args;
     args.param = parameter.data<T>();
     args.grad = grad.data<T>();
     args.exp_avg = exp_avg.data<T>();
@@ -51,7 +57,7 @@ void adamw_update(const Tensor& parameter, const Tensor& grad, const Tensor& exp
     args.scalars.sqrt_bias_correction2 =
         std::sqrt(1.0 - std::pow(step.beta2, static_cast<double>(step.step)));
     args.scalars.grad_scale = step.grad_scale;
-    cpu::adamw<T>(context.threads(), parameter.numel(), args);
+    SHERD_RUN_KERNEL(parameter, adamw<T>, parameter.numel(), args);
   });
 }
 
@@ -67,7 +73,7 @@ void sgd_update(const Tensor& parameter, const Tensor& grad, const Tensor& momen
   if (context.is_meta()) return;
   dispatch_master(parameter, [&](auto zero) {
     using T = decltype(zero);
-    cpu::SgdArgs<T> args;
+    arguments::SgdArgs<T> args;
     args.param = parameter.data<T>();
     args.grad = grad.data<T>();
     if (step.momentum != 0.0) args.momentum_buffer = momentum_buffer.data<T>();
@@ -76,7 +82,7 @@ void sgd_update(const Tensor& parameter, const Tensor& grad, const Tensor& momen
     args.weight_decay = step.weight_decay;
     args.nesterov = step.nesterov;
     args.grad_scale = step.grad_scale;
-    cpu::sgd<T>(context.threads(), parameter.numel(), args);
+    SHERD_RUN_KERNEL(parameter, sgd<T>, parameter.numel(), args);
   });
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Optimizer updates, in place on flat spans: an element gets the same bits wherever a shard is cut.
+// They are computed where the parameter lies: spans in the host's memory beside a GPU by the host.
 #pragma once
 
 #include <sherd/runtime/tensor.h>
