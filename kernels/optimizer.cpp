@@ -29,12 +29,31 @@ void check_span(const char* operation, const Tensor& parameter, const Tensor& ot
       operation, parameter.describe(), name_of(parameter.device()), name_of(other.device()));
 }
 
+arguments::AdamWScalars scalars_of(const AdamWStep& step) {
+  const auto steps = static_cast<double>(step.step);
+  return {step.lr, 1.0 - std::pow(step.beta1, steps), std::sqrt(1.0 - std::pow(step.beta2, steps)),
+          step.grad_scale};
+}
+
 }  // namespace
 
+std::vector<double> adamw_scalars(const AdamWStep& step) {
+  const arguments::AdamWScalars scalars = scalars_of(step);
+  static_assert(sizeof scalars == kAdamWScalars * sizeof(double));
+  return {scalars.lr, scalars.bias_correction1, scalars.sqrt_bias_correction2, scalars.grad_scale};
+}
+
 void adamw_update(const Tensor& parameter, const Tensor& grad, const Tensor& exp_avg,
-                  const Tensor& exp_avg_sq, const AdamWStep& step) {
+                  const Tensor& exp_avg_sq, const AdamWStep& step, const Tensor& scalars) {
   for (const Tensor* other : {&grad, &exp_avg, &exp_avg_sq}) {
     check_span("adamw_update", parameter, *other);
+  }
+  if (scalars.defined()) {
+    SHERD_CHECK(
+        scalars.dtype() == DType::f64 && scalars.shape() == Shape{kAdamWScalars} &&
+            scalars.is_contiguous() && scalars.device() == parameter.device(),
+        "adamw_update: expected scalars f64 [{}] where the parameter lies ({}), got {} ({})",
+        kAdamWScalars, name_of(parameter.device()), scalars.describe(), name_of(scalars.device()));
   }
   for (const Tensor* written : {&parameter, &exp_avg, &exp_avg_sq}) {
     written->storage().mark_modified();
@@ -48,15 +67,13 @@ void adamw_update(const Tensor& parameter, const Tensor& grad, const Tensor& exp
     args.grad = grad.data<T>();
     args.exp_avg = exp_avg.data<T>();
     args.exp_avg_sq = exp_avg_sq.data<T>();
-    args.scalars.lr = step.lr;
     args.beta1 = step.beta1;
     args.beta2 = step.beta2;
     args.eps = step.eps;
     args.weight_decay = step.weight_decay;
-    args.scalars.bias_correction1 = 1.0 - std::pow(step.beta1, static_cast<double>(step.step));
-    args.scalars.sqrt_bias_correction2 =
-        std::sqrt(1.0 - std::pow(step.beta2, static_cast<double>(step.step)));
-    args.scalars.grad_scale = step.grad_scale;
+    args.scalars = scalars_of(step);
+    if (scalars.defined())
+      args.current = reinterpret_cast<const arguments::AdamWScalars*>(scalars.data<double>());
     SHERD_RUN_KERNEL(parameter, adamw<T>, parameter.numel(), args);
   });
 }

@@ -19,7 +19,6 @@ __device__ __forceinline__ void adamw_update(const AdamWArgs<T>& p, const AdamWF
   const Pack<T, N> grad = load<N>(p.grad + i);
   Pack<T, N> param = load<N>(p.param + i), exp_avg = load<N>(p.exp_avg + i),
              exp_avg_sq = load<N>(p.exp_avg_sq + i);
-  Pack<Rounded, N> rounded;
 #pragma unroll
   for (int k = 0; k < N; ++k) {
     const T g = grad.at[k] * f.grad_scale;
@@ -30,13 +29,21 @@ __device__ __forceinline__ void adamw_update(const AdamWArgs<T>& p, const AdamWF
     exp_avg.at[k] = m;
     exp_avg_sq.at[k] = v;
     param.at[k] = decayed - m * f.step / denominator;
-    rounded.at[k] = Convert<Rounded>{}(param.at[k]);
   }
   store<N>(p.exp_avg + i, exp_avg);
   store<N>(p.exp_avg_sq + i, exp_avg_sq);
   store<N>(p.param + i, param);
-  if constexpr (!std::is_same_v<Rounded, T>)
-    store<N>(static_cast<Rounded*>(p.rounded) + i, rounded);
+  if constexpr (!std::is_same_v<Rounded, T>) {
+    auto* const to = static_cast<Rounded*>(p.rounded) + i;
+    if constexpr (N == 1) {  // g++ 12 does not compile the other form of it
+      *to = Convert<Rounded>{}(param.at[0]);
+    } else {
+      Pack<Rounded, N> rounded;
+#pragma unroll
+      for (int k = 0; k < N; ++k) rounded.at[k] = Convert<Rounded>{}(param.at[k]);
+      store<N>(to, rounded);
+    }
+  }
 }
 
 // Rounded: bf16 or f16 where a rounded copy is asked for, else T.

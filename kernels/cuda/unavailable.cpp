@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// In builds without CUDA, in place of kernels/cuda/*.cu. No tensor lies on a GPU there, so nobody
-// gets here who was not refused by runtime/cuda/unavailable.cpp before.
+// In builds without CUDA: kernels that no tensor can reach, as no context of device cuda is made.
+#include <sherd/kernels/cuda/attention.h>
 #include <sherd/kernels/cuda/dropout.h>
 #include <sherd/kernels/cuda/elementwise.h>
 #include <sherd/kernels/cuda/gelu.h>
@@ -16,14 +16,42 @@ namespace sherd::cuda {
 namespace {
 
 [[noreturn]] void fail_unavailable() {
-  fail(
-      "a kernel of device cuda was called, and this build has no CUDA: build with -Dcuda=enabled "
-      "or -Dcuda=emulate");
+  fail("device cuda: this build has no CUDA kernels; build with -Dcuda=enabled or -Dcuda=emulate");
 }
 
 }  // namespace
 
-// Elementwise.
+// ---- attention
+
+template <typename T>
+void attention_forward(Stream&, const AttentionShape&, AttentionView<const T>,
+                       AttentionView<const T>, AttentionView<const T>, AttentionView<T>, acc_t<T>*,
+                       void*) {
+  fail_unavailable();
+}
+template <typename T>
+void attention_backward(Stream&, const AttentionShape&, AttentionView<const T>,
+                        AttentionView<const T>, AttentionView<const T>, AttentionView<const T>,
+                        AttentionView<const T>, const acc_t<T>*, AttentionView<T>, AttentionView<T>,
+                        AttentionView<T>, void*) {
+  fail_unavailable();
+}
+
+#define SHERD_INSTANTIATE(T)                                                                   \
+  template void attention_forward<T>(Stream&, const AttentionShape&, AttentionView<const T>,   \
+                                     AttentionView<const T>, AttentionView<const T>,           \
+                                     AttentionView<T>, acc_t<T>*, void*);                      \
+  template void attention_backward<T>(                                                         \
+      Stream&, const AttentionShape&, AttentionView<const T>, AttentionView<const T>,          \
+      AttentionView<const T>, AttentionView<const T>, AttentionView<const T>, const acc_t<T>*, \
+      AttentionView<T>, AttentionView<T>, AttentionView<T>, void*);
+SHERD_INSTANTIATE(double)
+SHERD_INSTANTIATE(float)
+SHERD_INSTANTIATE(bf16)
+SHERD_INSTANTIATE(f16)
+#undef SHERD_INSTANTIATE
+
+// ---- elementwise
 template <typename T>
 void fill(Stream&, std::int64_t, acc_t<T>, T*) {
   fail_unavailable();
@@ -92,7 +120,7 @@ SHERD_INSTANTIATE(f16)
 SHERD_INSTANTIATE(std::uint8_t)
 #undef SHERD_INSTANTIATE
 
-// Permutations.
+// ---- permutations
 void strided_copy(Stream&, const StridedView&, std::size_t, const void*, void*, std::int64_t) {
   fail_unavailable();
 }
@@ -103,7 +131,7 @@ void unpatchify(Stream&, const PatchShape&, std::size_t, const void*, void*) {
   fail_unavailable();
 }
 
-// GELU and dropout.
+// ---- GELU and dropout
 template <typename T>
 void gelu_forward(Stream&, std::int64_t, GeluForm, const T*, T*) {
   fail_unavailable();
@@ -142,7 +170,7 @@ SHERD_INSTANTIATE(bf16)
 SHERD_INSTANTIATE(f16)
 #undef SHERD_INSTANTIATE
 
-// Tokens.
+// ---- tokens
 template <typename T>
 void assemble_tokens(Stream&, const AssembleTokens<T>&) {
   fail_unavailable();
@@ -180,7 +208,7 @@ SHERD_INSTANTIATE(bf16)
 SHERD_INSTANTIATE(f16)
 #undef SHERD_INSTANTIATE
 
-// Optimizers.
+// ---- optimizers
 template <typename T>
 void adamw(Stream&, std::int64_t, const AdamWArgs<T>&) {
   fail_unavailable();
@@ -194,7 +222,7 @@ template void adamw<float>(Stream&, std::int64_t, const AdamWArgs<float>&);
 template void sgd<double>(Stream&, std::int64_t, const SgdArgs<double>&);
 template void sgd<float>(Stream&, std::int64_t, const SgdArgs<float>&);
 
-// Products. (The bytes are asked for on meta too: product_workspace.cpp.)
+// ---- products
 void run_product(Context&, const Product&, const void*, const void*, const void*, void*, void*) {
   fail_unavailable();
 }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/kernels/cpu/optimizers.h>
 #include <sherd/kernels/cuda/optimizers.h>
+#include <sherd/kernels/elementwise.h>
 #include <sherd/kernels/optimizer.h>
 
 #include "array_support.h"
@@ -141,9 +142,34 @@ TEST_CASE("cuda optimizers: tensors are updated where they lie") {
   CHECK(updated(test::device_context(), MemoryPool::device) == expected);
   CHECK(updated(test::device_context(), MemoryPool::host) == expected);
 
+  // With what changes from step to step in a tensor.
+  const auto updated_from = [](Context& context, bool from_tensor) {
+    const Tensor param = Tensor::zeros(context, {5}, DType::f32), m = clone(param),
+                 v = clone(param);
+    const Tensor grad = full(context, {5}, DType::f32, 0.3);
+    AdamWStep step{1e-3, 0.9, 0.999, 1e-8, 0.1, 4, 0.5};
+    Tensor scalars;
+    fill(param, 1.0);  // so that the decay shows, which depends on lr as well
+    if (from_tensor) {
+      scalars = Tensor::from_host<double>(context, {kAdamWScalars}, adamw_scalars(step));
+      step.lr = 7;
+      step.step = 1;
+      step.grad_scale = 9;
+    }
+    adamw_update(param, grad, m, v, step, scalars);
+    return param.to_vector<float>();
+  };
+  const std::vector<float> from_step = updated_from(cpu_context, false);
+  CHECK(updated_from(cpu_context, true) == from_step);
+  CHECK(updated_from(test::device_context(), true) == from_step);
+
   const Tensor here = Tensor::zeros(test::device_context(), {4}, DType::f32);
   const Tensor there = Tensor::zeros(test::device_context(), {4}, DType::f32,
                                      MemoryCategory::gradients, MemoryPool::host);
   CHECK_THROWS_WITH_AS(sgd_update(here, there, {}, {0.1, 0.0, 0.0, false}),
                        doctest::Contains("are updated where they lie together"), Error);
+  const Tensor of_host = Tensor::zeros(test::device_context(), {kAdamWScalars}, DType::f64,
+                                       MemoryCategory::workspace, MemoryPool::host);
+  CHECK_THROWS_WITH_AS(adamw_update(here, here, here, here, {}, of_host),
+                       doctest::Contains("where the parameter lies (cuda)"), Error);
 }
