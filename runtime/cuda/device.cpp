@@ -23,8 +23,8 @@ namespace {
 // Done events are made and destroyed a few hundred times a step; CUDA's are cheap without timing.
 class CudaEvent final : public Event::State {
  public:
-  explicit CudaEvent(cudaStream_t stream) {
-    SHERD_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+  explicit CudaEvent(cudaStream_t stream, unsigned flags = cudaEventDisableTiming) {
+    SHERD_CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags));
     SHERD_CUDA_CHECK(cudaEventRecord(event_, stream));
   }
   ~CudaEvent() override { cudaEventDestroy(event_); }
@@ -37,7 +37,8 @@ class CudaEvent final : public Event::State {
     SHERD_CUDA_CHECK(state);
     return true;
   }
-  void wait() override { SHERD_CUDA_CHECK(cudaEventSynchronize(event_)); }
+  void wait() override { synchronize(); }
+  void synchronize() const { SHERD_CUDA_CHECK(cudaEventSynchronize(event_)); }
   bool wait_for(std::chrono::milliseconds time) override {
     const auto end = std::chrono::steady_clock::now() + time;
     while (!done()) {
@@ -193,6 +194,20 @@ std::string device_name(int device) {
 
 std::unique_ptr<Stream> make_stream(int device, std::string name) {
   return std::make_unique<Stream>(std::make_unique<CudaStream>(device), std::move(name));
+}
+
+Event record_time(Stream& stream) {
+  return Event(std::make_shared<CudaEvent>(stream_of(stream), cudaEventDefault));
+}
+
+double seconds_between(const Event& first, const Event& second) {
+  const auto* const start = dynamic_cast<const CudaEvent*>(first.state());
+  const auto* const end = dynamic_cast<const CudaEvent*>(second.state());
+  SHERD_INTERNAL_CHECK(start != nullptr && end != nullptr, "these events are not of CUDA streams");
+  end->synchronize();
+  float milliseconds = 0.f;
+  SHERD_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start->get(), end->get()));
+  return static_cast<double>(milliseconds) / 1e3;
 }
 
 std::unique_ptr<MemorySource> make_device_memory(int device, Stream& stream) {
