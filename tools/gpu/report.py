@@ -13,7 +13,6 @@ class Report:
     def __init__(self, limit, folder):
         self.start, self.limit, self.folder = time.monotonic(), limit, folder
         self.machine, self.parts, self.numbers = {}, [], []
-        os.makedirs(folder, exist_ok=True)
 
     def elapsed(self):
         return time.monotonic() - self.start
@@ -42,6 +41,7 @@ class Report:
         if budget < 1:
             self.skip(name, "no time is left of %d s" % self.limit)
             return None
+        os.makedirs(self.folder, exist_ok=True)
         path = os.path.join(self.folder, "".join(c if c.isalnum() else "-" for c in name))
         began, said = time.monotonic(), time.monotonic()
         with open(path + ".out", "w") as out, open(path + ".err", "w") as err:
