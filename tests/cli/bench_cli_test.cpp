@@ -31,6 +31,7 @@ TEST_CASE("cli: bench kernels times every kernel of a step, and counts its work"
   const json result = json::parse(output.out);
   CHECK(result["product_flops_per_second"].get<double>() > 0.0);
   CHECK(result["copy_bytes_per_second"].get<double>() > 0.0);
+  CHECK(result["dtype"] == "f32");
   std::map<std::string, json> rows;  // the last of a name: attention's of 50 tokens
   for (const json& row : result["kernels"]) {
     CAPTURE(row.dump());

@@ -153,6 +153,7 @@ void print_json(const KernelBench& bench, const Context& context, const KernelOp
                                     {"build", build_description()},
                                     {"device", device_text(context)},
                                     {"batch_size", options.batch_size},
+                                    {"dtype", options.dtype},
                                     {"matrix", options.matrix},
                                     {"buffer_bytes", bench.buffer()},
                                     {"product_flops_per_second", bench.limits().product},
@@ -240,7 +241,7 @@ Command add_bench_kernels(CLI::App& parent) {
   app->add_option("--matrix", options->matrix, "side of the square product [8192; 2048 on cpu]")
       ->type_name("INT");
   app->add_option("--buffer", options->buffer,
-                  "what is copied for the memory's rate, and what is overwritten before each call\n"
+                  "what is copied for the memory's rate, and what is read before each call,\n"
                   "so that no cache holds its operands [256MiB; 64MiB on cpu]")
       ->type_name("SIZE");
   app->add_option("--repeat", options->repeat,

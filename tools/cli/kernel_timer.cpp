@@ -2,6 +2,7 @@
 #include "kernel_timer.h"
 
 #include <sherd/kernels/elementwise.h>
+#include <sherd/kernels/reduce.h>
 #include <sherd/runtime/cuda/device.h>
 
 #include <algorithm>
@@ -22,12 +23,12 @@ std::int64_t flops_of(Context& context) {
 
 KernelTimer::KernelTimer(Context& context, std::size_t buffer, int repeat)
     : context_(context),
-      buffer_(Tensor::empty(context, {static_cast<std::int64_t>(buffer / 4)}, DType::f32)),
+      buffer_(full(context, {static_cast<std::int64_t>(buffer / 4)}, DType::f32, 0.0)),
       repeat_(repeat) {}
 
 double KernelTimer::time_once(const std::function<void()>& call) {
   Stream& stream = context_.compute_stream();
-  fill(buffer_, 0.0);
+  sum(buffer_);
   if (context_.device() == Device::cuda) {
     const Event start = cuda::record_time(stream);
     call();

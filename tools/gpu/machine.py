@@ -9,6 +9,8 @@ import subprocess
 import sys
 import sysconfig
 
+from . import pack
+
 # cuDeviceGetAttribute's numbers (CUDA Driver API, CUdevice_attribute).
 CLOCK_KHZ, MEMORY_CLOCK_KHZ, MULTIPROCESSORS, MAJOR, MINOR = 13, 36, 16, 75, 76
 
@@ -118,7 +120,10 @@ def version_of(command, pattern, env):
 
 
 def tools(env):
-    """Versions of what a build needs; None where it is not there."""
-    return {"nvcc": version_of(["nvcc", "--version"], r"release ([0-9.]+)", env),
+    """Versions of what a build needs; None where it is not there. packages: of what a pack would hold."""
+    names = [name for name in pack.PACKAGES if name != "doctest"]  # which has nothing for pkg-config
+    has_all = version_of(["pkg-config", "--exists", "--print-errors", *names], r"(not found)", env) is None
+    return {"packages": "installed" if has_all and shutil.which("pkg-config") and shutil.which("meson") else None,
+            "nvcc": version_of(["nvcc", "--version"], r"release ([0-9.]+)", env),
             "g++": version_of(["g++", "--version"], r"([0-9]+\.[0-9.]+)", env),
             "ninja": version_of(["ninja", "--version"], r"([0-9.]+)", env)}

@@ -49,7 +49,7 @@ def tests(report, folder, env, rehearse):
     for name, budget in (("device", 90), ("gradcheck", 60)):
         command = [os.path.join(folder, "tests", "test_" + name)]
         if rehearse:  # tools/check runs all of them
-            command.append("--test-case=device: *" if name == "device" else "--test-case=*gradient*")
+            command.append("--test-case=device: *" if name == "device" else "--test-case=a wrong gradient*")
         report.run("test_" + name, command, budget, env, summary=cases)
 
 
@@ -86,19 +86,21 @@ def kernels(report, folder, env, rehearse, quick):
                     "--only", "forward"]
     else:
         command += ["--models", "base" if quick else "base,large,huge", "--tokens", "1024,4096"]
-    text = report.run("kernels", command, 90, env)
-    if text is None:
-        return
-    result = json.loads(text.splitlines()[-1])
-    product, copied = result["product_flops_per_second"], result["copy_bytes_per_second"]
-    report.add("bf16 product %d^3" % result["matrix"], product / 1e12, "TFLOP/s")
-    report.add("copy of %d MiB" % (result["buffer_bytes"] >> 20), copied / 1e9, "GB/s")
-    for row in result["kernels"]:
-        what = "ViT %s: %s, %s, %s" % (row["model"], row["kernel"], row["shape"], row["dtype"])
-        if row["limit"] == "product":
-            report.add(what, row["flops_per_second"] / 1e12, "TFLOP/s", "large product", product / 1e12)
-        else:
-            report.add(what, row["bytes_per_second"] / 1e9, "GB/s", "copy", copied / 1e9)
+
+    def summary(text):
+        result = last_json(text)
+        product, copied = result["product_flops_per_second"], result["copy_bytes_per_second"]
+        report.add("%s product %d^3" % (result["dtype"], result["matrix"]), product / 1e12, "TFLOP/s")
+        report.add("copy of %.3g MiB" % (result["buffer_bytes"] / 2 ** 20), copied / 1e9, "GB/s")
+        for row in result["kernels"]:
+            what = "ViT %s: %s, %s, %s" % (row["model"], row["kernel"], row["shape"], row["dtype"])
+            if row["limit"] == "product":
+                report.add(what, row["flops_per_second"] / 1e12, "TFLOP/s", "large product", product / 1e12)
+            else:
+                report.add(what, row["bytes_per_second"] / 1e9, "GB/s", "copy", copied / 1e9)
+        return "%d kernels" % len(result["kernels"])
+
+    report.run("kernels", command, 90, env, summary=summary)
 
 
 def step_command(folder, device, model, batch, rehearse):
@@ -113,10 +115,11 @@ def batch_that_fits(report, folder, env, model, memory, rehearse):
     peaks = []
     for batch in (8, 16):
         text = report.run("plan %s, batch %d" % (model, batch),
-                          step_command(folder, "meta", model, batch, rehearse), 30, env)
+                          step_command(folder, "meta", model, batch, rehearse), 30, env,
+                          summary=lambda text: "%.3f GiB" % (last_json(text)["peak_bytes"] / 2 ** 30))
         if text is None:
             return None
-        peaks.append(json.loads(text.splitlines()[-1])["peak_bytes"])
+        peaks.append(last_json(text)["peak_bytes"])
     slope = max(1, (peaks[1] - peaks[0]) / 8)
     most = int((memory * 7 / 8 - peaks[0]) / slope) + 8
     return max(8, min(16 if rehearse else MOST_IMAGES, most // 8 * 8))

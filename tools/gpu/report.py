@@ -76,7 +76,12 @@ class Report:
             else:
                 self.end(name, "failed", seconds, "%s: %s; see %s.out and .err" % (why, line[:160], path))
             return None
-        self.end(name, "passed", seconds, summary(text) if summary else "")
+        try:
+            detail = summary(text) if summary else ""
+        except (ValueError, KeyError, IndexError, OSError) as error:
+            self.end(name, "failed", seconds, "its output is not what was expected (%r); see %s.out" % (error, path))
+            return None
+        self.end(name, "passed", seconds, detail)
         return text
 
     def failed(self):
