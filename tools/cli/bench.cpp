@@ -210,6 +210,8 @@ void print_json(const TrainSettings& settings, Context& context, Rehearsal& test
                               {"build", build_description()},
                               {"device", name_of(context.device())},
                               {"precision", name_of(test.engine.precision().parameters)},
+                              {"replays_graph", test.step->replays()},
+                              {"graph_refusal", test.step->graph_refusal()},
                               {"ranks", test.engine.groups().world.size()},
                               {"sharding", name_of(test.engine.options().policy)},
                               {"threads", context.threads()},
@@ -276,6 +278,11 @@ void print_result(const TrainSettings& settings, const BenchOptions& options, Co
     print_traffic(result.collectives, result.sent_bytes);
     fmt::print("exposed         {:.4f} s a step in which rank 0 waited for other ranks ({:.1f}%)\n",
                result.exposed, 100.0 * result.exposed / result.mean);
+  }
+  if (test.step->replays()) {
+    fmt::print("graph           the steps are captured and replayed\n");
+  } else if (settings.graph) {
+    fmt::print("graph           the steps are not captured: {}\n", test.step->graph_refusal());
   }
   print_update(result);
   print_memory(memory_plan(context.ledger()), memory_plan(context.host_ledger()), ranks);
@@ -373,9 +380,10 @@ Command add_bench(CLI::App& parent) {
   step->add_option("--steps", options->steps, "steps that are timed [10]")
       ->type_name("INT")
       ->group(group);
-  step->add_option("--warmup", options->warmup, "steps before them [2]")
-      ->type_name("INT")
-      ->group(group);
+  const CLI::Option* warmup =
+      step->add_option("--warmup", options->warmup, "steps before them [2; with --graph 4]")
+          ->type_name("INT")
+          ->group(group);
   const CLI::Option* matrix =
       step->add_option("--matrix", options->matrix,
                        "side of the large product; 0: do not measure it [8192 on cuda, else 2048]")
@@ -391,17 +399,19 @@ Command add_bench(CLI::App& parent) {
       ->disable_flag_override();
   SettingFlags flags(
       step, {"model", "optimizer", "sharding", "data.dataset", "data.data_dir", "data.image_size",
-             "data.classes", "run.batch_size", "run.micro_batch", "run.device", "precision",
-             "memory", "run.threads", "run.seed", "run.trace"});
+             "data.classes", "run.batch_size", "run.micro_batch", "run.device", "run.graph",
+             "precision", "memory", "run.threads", "run.seed", "run.trace"});
   const Command comm = add_bench_comm(*app);
   const Command disk = add_bench_disk(*app);
   const Command kernels = add_bench_kernels(*app);
-  return {app, [options, matrix, flags, comm, disk, kernels] {
+  return {app, [options, warmup, matrix, flags, comm, disk, kernels] {
             if (comm.app->parsed()) return comm.run();
             if (kernels.app->parsed()) return kernels.run();
             if (disk.app->parsed()) return disk.run();
             const TrainSettings settings = flags.resolve({});
             if (matrix->count() == 0 && settings.device == "cuda") options->matrix = 8192;
+            // Two run as usual, one is captured, and one shows what a replay costs at first.
+            if (warmup->count() == 0 && settings.graph) options->warmup = 4;
             return bench_step(settings, *options);
           }};
 }

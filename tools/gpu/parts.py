@@ -129,23 +129,38 @@ def steps(report, folder, env, model, memory, rehearse):
     """(images/s, batch) of Sherd's training step, or None."""
     batch = batch_that_fits(report, folder, env, model, memory, rehearse)
     while batch is not None and batch >= 8:
-        command = step_command(folder, "cuda", model, batch, rehearse)
-        command += ["--steps", "2", "--warmup", "1", "--matrix", "64"] if rehearse else ["--steps", "10"]
-        last = batch == 8 or rehearse
-        text = report.run("step %s, batch %d" % (model, batch), command, 60, env, quiet=not last,
-                          summary=lambda text: "%.0f images/s" % last_json(text)["images_per_second"])
-        if text is not None:
-            result = last_json(text)
-            report.add("ViT %s step, bf16, batch %d" % (model, batch), result["images_per_second"], "images/s")
-            rate, limit = result["flops_per_second"] / 1e12, result["matrix_flops_per_second"] / 1e12
-            report.add("ViT %s step, model FLOPs" % model, rate, "TFLOP/s", "large product", limit)
-            if result["peak_flops_per_second"]:
-                report.add("ViT %s step, MFU" % model, rate, "TFLOP/s", "data sheet's peak",
-                           result["peak_flops_per_second"] / 1e12)
-            report.add("ViT %s step, peak memory" % model, result["peak_bytes"] / 2 ** 30, "GiB")
-            return result["images_per_second"], batch
+        rate = step(report, folder, env, model, batch, rehearse, quiet=batch > 8 and not rehearse)
+        if rate is not None:
+            return rate, batch
         batch = batch // 2 // 8 * 8
     return None
+
+
+def step(report, folder, env, model, batch, rehearse, quiet=False, how="", more=(), plain=None):
+    """images/s of one way to run the step, `how`; compared with the plain way's where that is given."""
+    name = "step %s%s, batch %d" % (model, how and " " + how, batch)
+    what = "ViT %s step%s, bf16, batch %d" % (model, how and " " + how, batch)
+
+    def summary(text):
+        result = last_json(text)
+        images = result["images_per_second"]
+        rate = result["flops_per_second"] / 1e12
+        if plain:
+            report.add(what, images, "images/s", "without", plain)
+        else:
+            report.add(what, images, "images/s")
+            report.add(what + ", model FLOPs", rate, "TFLOP/s", "large product",
+                       result["matrix_flops_per_second"] / 1e12)
+            if result["peak_flops_per_second"]:
+                report.add(what + ", MFU", rate, "TFLOP/s", "data sheet's peak",
+                           result["peak_flops_per_second"] / 1e12)
+            report.add(what + ", peak memory", result["peak_bytes"] / 2 ** 30, "GiB")
+        return "%.0f images/s%s" % (images, "; " + result["graph_refusal"] if result["graph_refusal"] else "")
+
+    command = step_command(folder, "cuda", model, batch, rehearse) + list(more)
+    command += ["--steps", "2", "--matrix", "64"] if rehearse else ["--steps", "10"]
+    text = report.run(name, command, 60, env, quiet=quiet, summary=summary)
+    return None if text is None else last_json(text)["images_per_second"]
 
 
 def torch_state(python, env, device):
