@@ -134,6 +134,20 @@ void destroy_tsan_fiber([[maybe_unused]] Context& fiber) {
 #endif
 }
 
+EMULATOR_NOT_SANITIZED void abandon_tsan_fiber([[maybe_unused]] Context& fiber,
+                                               [[maybe_unused]] bool failed,
+                                               [[maybe_unused]] void* token) {
+#if EMULATOR_TSAN
+  void* const me = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(fiber.tsan_fiber, __tsan_switch_to_fiber_no_sync);
+  release_order(token);
+  if (!failed) hide_end();
+  __tsan_switch_to_fiber(me, __tsan_switch_to_fiber_no_sync);
+  if (!failed) destroy_tsan_fiber(fiber);
+  fiber.tsan_fiber = nullptr;
+#endif
+}
+
 #if EMULATOR_TSAN || EMULATOR_ASAN
 namespace {
 EMULATOR_NOT_SANITIZED void announced_switch(Context* from, Context* to,

@@ -28,6 +28,9 @@ void become_context(Context& caller);  // the running OS thread
 // Takes a stack if it has none. `number` names the thread to the thread sanitizer.
 void prepare_context(Context& fiber, void (*entry)(), int number);
 void destroy_tsan_fiber(Context& fiber);
+// Of a fiber that will not go on, in the middle of an operation: releases the token for it, and it
+// hides no more. One that failed hid an unknown number of times; it is left to the sanitizer.
+void abandon_tsan_fiber(Context& fiber, bool failed, void* token);
 void leave_context(Context& from, Context& to);  // `from` does not go on
 void context_entered();                          // the first thing that an entry calls
 
