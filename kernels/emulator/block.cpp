@@ -88,9 +88,9 @@ void make_current(Block& b, Thread& next) {
 
 void run_threads();
 
-void start(Block& b, Thread& thread) {
+void start(Thread& thread) {
   thread.started = true;
-  prepare_context(thread.context, run_threads, static_cast<int>(&thread - b.threads.data()));
+  prepare_context(thread.context, run_threads);
 }
 
 void release_barrier(Block& b, int id) {
@@ -156,7 +156,7 @@ EMULATOR_NOT_SANITIZED void run_threads() {
       hide_end();
       continue;
     } else {
-      if (!next->started) start(b, *next);
+      if (!next->started) start(*next);
       // To the sanitizer a stack passed on would order its threads: there each keeps its own.
       if (!EMULATOR_TSAN) {
         give_stack(me.context.stack);
@@ -208,7 +208,7 @@ void run_block(Block& b) {
   reset_block(b);
   release_order(&b.start_token);
   Thread& first = *pick(b);
-  start(b, first);
+  start(first);
   make_current(b, first);
   switch_context(&b.caller, &first.context);
   acquire_order(&b.end_token);
@@ -225,8 +225,9 @@ void abandon_threads(Block& b) {
       give_stack(thread.context.stack);
       thread.context.stack = nullptr;
     }
-    if (thread.started && !thread.exited) {
-      abandon_tsan_fiber(thread.context, &thread == b.current, &b.end_token);
+    const bool failed = &thread == b.current;
+    if (failed || (thread.started && !thread.exited)) {
+      abandon_tsan_fiber(thread.context, failed, &b.end_token);
     }
     thread.copies.clear();
     thread.started = false;
@@ -275,7 +276,7 @@ Context* next_thread() {
     next = pick(b);
   }
   if (next == nullptr) fail(b.current->waits_at, "deadlock: no thread of the block can go on");
-  if (!next->started) start(b, *next);
+  if (!next->started) start(*next);
   make_current(b, *next);
   return &next->context;
 }
@@ -344,6 +345,9 @@ void run_grid(const Launch& launch, const std::function<void()>& body) {
   blockDim = launch.block;
   gridDim = launch.grid;
   become_context(b.caller);
+  for (int i = 0; i < b.thread_count; ++i) {
+    create_tsan_fiber(b.threads[static_cast<std::size_t>(i)].context, i);
+  }
   prepare_shared_memory(b);
   const std::uint64_t blocks = std::uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
   // A stride without common factor visits all blocks in an order that looks random.

@@ -101,7 +101,7 @@ void become_context([[maybe_unused]] Context& caller) {
 #endif
 }
 
-void prepare_context(Context& fiber, void (*entry)(), [[maybe_unused]] int number) {
+void prepare_context(Context& fiber, void (*entry)()) {
   if (fiber.stack == nullptr) fiber.stack = take_stack();
 #if EMULATOR_ASSEMBLY_SWITCH
   const auto top =
@@ -118,12 +118,14 @@ void prepare_context(Context& fiber, void (*entry)(), [[maybe_unused]] int numbe
   fiber.machine.uc_link = nullptr;
   makecontext(&fiber.machine, entry, 0);
 #endif
+}
+
+void create_tsan_fiber([[maybe_unused]] Context& fiber, [[maybe_unused]] int number) {
 #if EMULATOR_TSAN
-  if (fiber.tsan_fiber == nullptr) {
-    fiber.tsan_fiber = __tsan_create_fiber(0);
-    __tsan_set_fiber_name(fiber.tsan_fiber,
-                          ("thread " + std::to_string(number) + " of a block").c_str());
-  }
+  if (fiber.tsan_fiber != nullptr) return;
+  fiber.tsan_fiber = __tsan_create_fiber(0);
+  __tsan_set_fiber_name(fiber.tsan_fiber,
+                        ("thread " + std::to_string(number) + " of a block").c_str());
 #endif
 }
 
