@@ -270,7 +270,8 @@ void attention_forward(Stream& stream, const AttentionShape& shape, AttentionVie
                        AttentionView<const T> k, AttentionView<const T> v, AttentionView<T> output,
                        acc_t<T>* lse, void*) {
   if constexpr (sizeof(T) == 2) {
-    if (attention::whole_vectors(q, k, v, output)) {
+    if (attention::tensor_cores_take(shape.queries, q, output) &&
+        attention::tensor_cores_take(shape.keys, k, v)) {
       attention::Forward<T> p;
       p.q = q, p.k = k, p.v = v, p.output = output, p.lse = lse;
       p.heads = static_cast<int>(shape.heads);
