@@ -22,6 +22,12 @@ void dispatch_floating(DType dtype, const char* operation, const Body& body) {
   }
 }
 
+// Whether cuda's kernels compute on this tensor, or would where meta stands for cuda. On what lies
+// in the host's pool the processor does.
+inline bool computes_on_cuda(const Tensor& x) {
+  return x.context().target() == Device::cuda && x.storage().pool() == MemoryPool::device;
+}
+
 // The type a kernel over `dtype` computes in: fp64 for fp64, else fp32.
 inline DType compute_dtype(DType dtype) {
   return dtype == DType::f64 ? DType::f64 : DType::f32;

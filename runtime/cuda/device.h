@@ -21,6 +21,8 @@ SHERD_API std::string device_name(int device);
 SHERD_API void require_device(int device);
 
 std::unique_ptr<Stream> make_stream(int device, std::string name);
+// Another of the same device and context: work of both can be captured together.
+std::unique_ptr<Stream> make_sibling(Stream& stream, std::string name);
 // The memory of the device, in the order of a stream: what is reused there waits for its events on
 // the device, not on the host.
 std::unique_ptr<MemorySource> make_device_memory(int device, Stream& stream);
