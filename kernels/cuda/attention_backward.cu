@@ -45,10 +45,10 @@ struct Backward {
   AttentionView<T> grad_q, grad_k, grad_v;
   const float* lse;
   float* delta;
-  int heads, queries, keys;
-  int blocks;    // of own rows, for each head
-  float factor;  // scale * log2(e)
-  float scale;
+  int heads = 0, queries = 0, keys = 0;
+  int blocks = 0;    // of own rows, for each head
+  float factor = 0;  // scale * log2(e)
+  float scale = 0;
 };
 
 // delta of the 16 rows from `first` on, to memory and to the lanes that have these rows of an
@@ -268,6 +268,24 @@ void launch_backward(Stream& stream, const AttentionShape& shape, Backward<T> p)
   launch(backward_kernel<T, D, kOfKeys>, grid, dim3(kThreads), kShared, native(stream), p);
 }
 
+// False where tensor cores do not take it.
+template <typename T>
+bool backward_on_tensor_cores(Stream& stream, const AttentionShape& shape, Backward<T> p) {
+  if (!tensor_cores_take(shape.queries, p.grad_output, p.q, p.output, p.grad_q) ||
+      !tensor_cores_take(shape.keys, p.k, p.v, p.grad_k, p.grad_v))
+    return false;
+  p.heads = static_cast<int>(shape.heads);
+  p.queries = static_cast<int>(shape.queries);
+  p.keys = static_cast<int>(shape.keys);
+  p.scale = static_cast<float>(shape.scale);
+  p.factor = p.scale * kLog2E;
+  return with_head_dim(shape.head_dim, [&](auto d) {
+    // In this order: the first writes delta.
+    launch_backward<T, decltype(d)::value, false>(stream, shape, p);
+    launch_backward<T, decltype(d)::value, true>(stream, shape, p);
+  });
+}
+
 }  // namespace
 }  // namespace attention
 
@@ -279,25 +297,9 @@ void attention_backward(Stream& stream, const AttentionShape& shape,
                         AttentionView<T> grad_k, AttentionView<T> grad_v, void* workspace) {
   const auto delta = static_cast<acc_t<T>*>(workspace);
   if constexpr (sizeof(T) == 2) {
-    if (attention::tensor_cores_take(shape.queries, grad_output, q, output, grad_q) &&
-        attention::tensor_cores_take(shape.keys, k, v, grad_k, grad_v)) {
-      attention::Backward<T> p;
-      p.grad_output = grad_output, p.q = q, p.k = k, p.v = v, p.output = output;
-      p.grad_q = grad_q, p.grad_k = grad_k, p.grad_v = grad_v;
-      p.lse = lse, p.delta = delta;
-      p.heads = static_cast<int>(shape.heads);
-      p.queries = static_cast<int>(shape.queries);
-      p.keys = static_cast<int>(shape.keys);
-      p.scale = static_cast<float>(shape.scale);
-      p.factor = p.scale * attention::kLog2E;
-      if (attention::with_head_dim(shape.head_dim, [&](auto d) {
-            // In this order: the first writes delta.
-            attention::launch_backward<T, decltype(d)::value, false>(stream, shape, p);
-            attention::launch_backward<T, decltype(d)::value, true>(stream, shape, p);
-          })) {
-        return;
-      }
-    }
+    if (attention::backward_on_tensor_cores<T>(
+            stream, shape, {grad_output, q, k, v, output, grad_q, grad_k, grad_v, lse, delta}))
+      return;
   }
   attention::general_backward<T>(stream, shape, grad_output, q, k, v, output, lse, grad_q, grad_k,
                                  grad_v, delta);
