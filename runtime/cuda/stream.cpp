@@ -20,9 +20,10 @@ struct CaptureState {
 // Events are made and destroyed a few hundred times a step; CUDA's are cheap without timing.
 class CudaEvent final : public Event::State {
  public:
-  CudaEvent(cudaStream_t stream, std::shared_ptr<const CaptureState> state)
+  CudaEvent(cudaStream_t stream, std::shared_ptr<const CaptureState> state,
+            unsigned flags = cudaEventDisableTiming)
       : state_(std::move(state)), capture_(state_->active ? state_->number : 0) {
-    SHERD_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
+    SHERD_CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags));
     SHERD_CUDA_CHECK(cudaEventRecord(event_, stream));
   }
   ~CudaEvent() override { cudaEventDestroy(event_); }
@@ -152,6 +153,21 @@ std::unique_ptr<Stream> make_sibling(Stream& stream, std::string name) {
   const CudaStream& other = backend_of(stream);
   return std::make_unique<Stream>(std::make_unique<CudaStream>(other.device(), other.capture()),
                                   std::move(name));
+}
+
+Event record_time(Stream& stream) {
+  return Event(std::make_shared<CudaEvent>(static_cast<cudaStream_t>(stream.native()),
+                                           backend_of(stream).capture(), cudaEventDefault));
+}
+
+double seconds_between(const Event& first, const Event& second) {
+  const auto* const start = dynamic_cast<const CudaEvent*>(first.state());
+  const auto* const end = dynamic_cast<const CudaEvent*>(second.state());
+  SHERD_INTERNAL_CHECK(start != nullptr && end != nullptr, "these events are not of CUDA streams");
+  second.wait();
+  float milliseconds = 0.f;
+  SHERD_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start->get(), end->get()));
+  return static_cast<double>(milliseconds) / 1e3;
 }
 
 std::unique_ptr<Graph> Graph::capture(Stream& stream, const std::function<void()>& body) {

@@ -31,6 +31,12 @@ void require_device(int) {
 std::unique_ptr<Stream> make_stream(int, std::string) {
   fail_unavailable();
 }
+Event record_time(Stream&) {
+  fail_unavailable();
+}
+double seconds_between(const Event&, const Event&) {
+  fail_unavailable();
+}
 std::unique_ptr<Stream> make_sibling(Stream&, std::string) {
   fail_unavailable();
 }
