@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(Forward<T> p) {
   }
 #pragma unroll
   for (int r = 0; r < kWarpSlices; ++r) {
-    if (r >= slices) break;
+    if (r >= slices) continue;
     const int row = first_row + r * kWarps * kSlice;
     float factors[2];
 #pragma unroll
