@@ -14,8 +14,8 @@
 // which for ViTs take longer to write and read (12 bytes * D a query and block of keys) than two
 // products do. So nothing but delta goes through memory.
 //
-// Queries beyond the last have lse = infinity, so P and dS are 0. Keys beyond the last are zeros
-// and have dS = 0.
+// Rows beyond the last are zeros, with lse and delta 0, so what they add is 0. Only P of a key that
+// does not exist may be infinite; its dS is set to 0.
 #include <sherd/kernels/cuda/attention_general.h>
 #include <sherd/kernels/cuda/attention_tiles.cuh>
 
@@ -83,9 +83,8 @@ __device__ __forceinline__ void row_deltas(float (&deltas)[2], const T* grad_til
 // Of a query of a tile: in the first half of the block's threads lse in base 2, else delta.
 __device__ __forceinline__ float load_statistic(const float* of_head, int start, int count) {
   const int row = start + static_cast<int>(threadIdx.x) % kBlockRows;
-  const bool is_lse = threadIdx.x < kBlockRows;
-  if (row >= count) return is_lse ? INFINITY : 0.f;
-  return is_lse ? of_head[row] * kLog2E : of_head[row];
+  if (row >= count) return 0.f;
+  return threadIdx.x < kBlockRows ? of_head[row] * kLog2E : of_head[row];
 }
 
 template <typename T, int D, bool kOfKeys>
@@ -215,7 +214,7 @@ __global__ void __launch_bounds__(kThreads, resident_blocks(D, kOfKeys))
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + lane.group + 8 * half;
-      state.lse[half] = row < own_count ? p.lse[statistics_start + row] * kLog2E : INFINITY;
+      state.lse[half] = row < own_count ? p.lse[statistics_start + row] * kLog2E : 0.f;
     }
   }
 
