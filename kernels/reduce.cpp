@@ -38,28 +38,13 @@ Tensor sum(const Tensor& x, double factor) {
   return out;
 }
 
-namespace {
-
-void add_sum_of_squares_on_cuda(const Tensor& x, ExactSum& total) {
-  Context& context = x.context();
-  const Tensor words =
-      Tensor::zeros(context, {ExactSum::kWords}, DType::i64, MemoryCategory::workspace);
-  if (context.is_meta()) return;
-  dispatch_floating(x.dtype(), "add_sum_of_squares", [&](auto zero) {
-    using T = decltype(zero);
-    cuda::add_square_words<T>(context.compute_stream(), x.numel(), x.data<T>(),
-                              words.data<std::int64_t>());
-  });
-  ExactSum::Words host;
-  words.copy_to_host(host.data(), sizeof host);
-  total.merge(ExactSum::from_words(host));
-}
-
-}  // namespace
-
 void add_sum_of_squares(const Tensor& x, ExactSum& total) {
   const Tensor from = contiguous(x);
-  if (computes_on_cuda(from)) return add_sum_of_squares_on_cuda(from, total);
+  if (computes_on_cuda(from)) {
+    SquareSum squares(from.context());
+    squares.add(from);
+    return total.merge(squares.read());
+  }
   if (from.context().is_meta()) return;
   dispatch_floating(from.dtype(), "add_sum_of_squares", [&](auto zero) {
     using T = decltype(zero);
@@ -75,6 +60,31 @@ void add_sum_of_squares(const Tensor& x, ExactSum& total) {
     });
     for (const ExactSum& part : partial) total.merge(part);
   });
+}
+
+SquareSum::SquareSum(Context& context) {
+  if (context.target() != Device::cuda) return;
+  words_ = Tensor::zeros(context, {ExactSum::kWords}, DType::i64, MemoryCategory::workspace);
+}
+
+void SquareSum::add(const Tensor& x) {
+  const Tensor from = contiguous(x);
+  if (!computes_on_cuda(from)) return add_sum_of_squares(from, total_);
+  if (from.context().is_meta()) return;
+  dispatch_floating(x.dtype(), "add_sum_of_squares", [&](auto zero) {
+    using T = decltype(zero);
+    cuda::add_square_words<T>(from.context().compute_stream(), from.numel(), from.data<T>(),
+                              words_.data<std::int64_t>());
+  });
+}
+
+ExactSum SquareSum::read() const {
+  ExactSum total = total_;
+  if (!words_.defined() || words_.context().is_meta()) return total;
+  ExactSum::Words words;
+  words_.copy_to_host(words.data(), sizeof words);
+  total.merge(ExactSum::from_words(words));
+  return total;
 }
 
 std::int64_t first_non_finite(const Tensor& x) {
