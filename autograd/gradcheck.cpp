@@ -11,14 +11,18 @@
 namespace sherd {
 namespace {
 
-// Address of element i, in row-major order, of a possibly strided tensor.
-double* element(const Tensor& x, std::int64_t i) {
-  std::int64_t offset = 0;
-  for (int d = x.rank() - 1; d >= 0; --d) {
-    offset += i % x.dim(d) * x.stride(d);
-    i /= x.dim(d);
+// Element i, in row-major order, of a possibly strided tensor: a view of it.
+Tensor element(Tensor x, std::int64_t i) {
+  while (x.rank() > 0) {
+    const std::int64_t last = x.dim(-1);
+    x = x.select(-1, i % last);
+    i /= last;
   }
-  return x.data<double>() + offset;
+  return x;
+}
+
+void set(const Tensor& element, double value) {
+  element.copy_from_host(&value, sizeof value);
 }
 
 double dot(const Tensor& a, const Tensor& b) {
@@ -65,13 +69,13 @@ void gradcheck(const std::string& name, const std::function<Variable(std::span<c
     const std::int64_t checked = std::min(n, options.max_elements);
     for (std::int64_t c = 0; c < checked; ++c) {
       const std::int64_t i = c * n / checked;
-      double* x = element(input, i);
-      const double saved = *x;
-      *x = saved + options.step;
+      const Tensor x = element(input, i);
+      const double saved = x.item();
+      set(x, saved + options.step);
       const double above = value();
-      *x = saved - options.step;
+      set(x, saved - options.step);
       const double below = value();
-      *x = saved;
+      set(x, saved);
       const double numeric = (above - below) / (2.0 * options.step);
       const double given = analytic[static_cast<std::size_t>(i)];
       // Written so that a NaN fails.

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/autograd/offloaded_tensor.h>
 
+#include <sherd/runtime/cuda/device.h>
+
 #include <cstring>
 
 namespace sherd {
 namespace {
 
-// The context's stream for these copies: one thread, so that a copy back comes after its copy out.
+// The context's stream for these copies: one, so that a copy back comes after its copy out.
 struct Copies {
   std::unique_ptr<Stream> stream;
   int track = 0;
@@ -14,8 +16,7 @@ struct Copies {
   static Copies& of(Context& context) {
     Copies& copies = context.attachment<Copies>();
     if (!copies.stream) {
-      const Stream::Kind kind = context.is_meta() ? Stream::Kind::meta : Stream::Kind::worker;
-      copies.stream = std::make_unique<Stream>(kind, "activations");
+      copies.stream = context.make_stream("activations");
       copies.track = context.trace().track("activations");
     }
     return copies;
@@ -24,7 +25,11 @@ struct Copies {
   // Neither storage's bytes are reused before it has run.
   Event copy(Storage& to, Storage& from, const char* name) const {
     Context& context = from.context();
-    if (!context.is_meta() && from.bytes() > 0) {
+    const Event computed = context.compute_stream().record();
+    if (!computed.done()) stream->wait(computed);
+    if (context.device() == Device::cuda) {
+      cuda::copy(*stream, to.address(), from.address(), from.bytes());
+    } else if (!context.is_meta() && from.bytes() > 0) {
       stream->enqueue([&trace = context.trace(), name, track = track, target = to.data(),
                        source = from.data(), bytes = from.bytes()] {
         const TraceScope scope(trace, name, "offload", track);
@@ -70,7 +75,7 @@ void OffloadedTensor::fetch() {
 
 const Tensor& OffloadedTensor::get() {
   fetch();
-  arrival_.wait();
+  tensor_.context().compute_stream().wait(arrival_);
   return tensor_;
 }
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/comm/agreement.h>
+#include <unistd.h>
 #include <xxhash.h>
 
 #include <algorithm>
@@ -69,6 +70,16 @@ void agree_on_errors(Communicator& world, const std::string& message) {
     if (reason.empty()) continue;
     throw AgreedError(world.size() == 1 ? reason : fmt::format("rank {}: {}", r, reason));
   }
+}
+
+int local_rank(Communicator& world) {
+  std::string machine(256, '\0');
+  if (gethostname(machine.data(), machine.size() - 1) != 0) machine.clear();
+  // Containers of one machine have names of their own, and GPUs of their own.
+  const auto mine = static_cast<std::int64_t>(hash_of(machine.c_str()));
+  std::vector<std::int64_t> all(static_cast<std::size_t>(world.size()));
+  world.all_gather(&mine, all.data(), 1, DType::i64, "which ranks share a machine");
+  return static_cast<int>(std::count(all.begin(), all.begin() + world.rank(), mine));
 }
 
 }  // namespace sherd

@@ -25,4 +25,7 @@ SHERD_API void check_same(Communicator& world, const std::vector<std::string>& l
 // Throws, naming the rank, if any rank gives a message that is not empty.
 SHERD_API void agree_on_errors(Communicator& world, const std::string& message);
 
+// This rank's place among the ranks on its machine, for a GPU of its own.
+SHERD_API int local_rank(Communicator& world);
+
 }  // namespace sherd

@@ -3,13 +3,12 @@
 // 2016).
 #pragma once
 
+#include <sherd/kernels/arguments/activation.h>
 #include <sherd/runtime/tensor.h>
 
 #include <string_view>
 
 namespace sherd {
-
-enum class Activation : std::uint8_t { none, relu, gelu_erf, gelu_tanh };
 
 SHERD_API std::string_view name_of(Activation activation);
 SHERD_API Activation activation_from_name(std::string_view name);  // throws on an unknown name

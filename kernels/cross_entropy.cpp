@@ -85,8 +85,8 @@ Tensor cross_entropy_backward(const Tensor& grad_loss, const Tensor& logits,
     using T = decltype(zero);
     using A = cpu::acc_t<T>;
     const A scale = static_cast<A>(grad_loss.item()) * static_cast<A>(factor);
-    cpu::cross_entropy_backward<T>(context.threads(), arguments_of<T>(x, target), lse.data<A>(), scale,
-                                   nullptr, out.data<T>());
+    cpu::cross_entropy_backward<T>(context.threads(), arguments_of<T>(x, target), lse.data<A>(),
+                                   scale, nullptr, out.data<T>());
   });
   return out;
 }

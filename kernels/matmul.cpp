@@ -3,6 +3,8 @@
 
 #include <sherd/kernels/cpu/column_sum.h>
 #include <sherd/kernels/cpu/product.h>
+#include <sherd/kernels/cuda/column_sum.h>
+#include <sherd/kernels/cuda/product.h>
 #include <sherd/kernels/dispatch.h>
 #include <sherd/kernels/elementwise.h>
 
@@ -35,9 +37,21 @@ Tensor as_weight_matrix(const Tensor& weight) {
   return contiguous(weight).reshape({weight.dim(0), in});
 }
 
+using arguments::Product;
+
+// Whether the backend multiplies this type as it is.
+bool supports(Context& context, DType dtype) {
+  return context.target() == Device::cuda || cpu::product_supports(context, dtype);
+}
+
+std::size_t workspace_bytes(Context& context, const Product& product) {
+  return context.target() == Device::cuda ? cuda::product_workspace_bytes(product)
+                                          : cpu::product_workspace_bytes(context, product);
+}
+
 // a, b, bias and the result are contiguous; the operands are of one type the backend supports. The
 // result goes to `place` where one is given.
-Tensor multiply(const cpu::Product& product, const Tensor& a, const Tensor& b, const Tensor& bias,
+Tensor multiply(const Product& product, const Tensor& a, const Tensor& b, const Tensor& bias,
                 const Tensor& place) {
   Context& context = a.context();
   const Tensor out =
@@ -53,18 +67,17 @@ Tensor multiply(const cpu::Product& product, const Tensor& a, const Tensor& b, c
                                                   : activation_forward(sums, product.activation);
   }
   context.work().matmul_flops += 2 * product.m * product.n * product.k;
-  const Tensor scratch = workspace(context, cpu::product_workspace_bytes(context, product));
-  if (!context.is_meta()) {
-    cpu::run_product(context, product, a.raw_data(), b.raw_data(),
-                     bias.defined() ? bias.raw_data() : nullptr, out.raw_data(),
-                     workspace_data(scratch));
-  }
+  const Tensor scratch = workspace(context, workspace_bytes(context, product));
+  if (context.is_meta()) return out;
+  const auto run_product = out.device() == Device::cuda ? cuda::run_product : cpu::run_product;
+  run_product(context, product, a.raw_data(), b.raw_data(),
+              bias.defined() ? bias.raw_data() : nullptr, out.raw_data(), workspace_data(scratch));
   return out;
 }
 
 // The result is of `out_dtype`: the operands' type, or their compute type.
-Tensor run(cpu::Product product, DType out_dtype, const Tensor& a, const Tensor& b,
-           const Tensor& bias, const Tensor& place = {}) {
+Tensor run(Product product, DType out_dtype, const Tensor& a, const Tensor& b, const Tensor& bias,
+           const Tensor& place = {}) {
   SHERD_CHECK(a.dtype() == b.dtype(), "matmul: operands of different types, {} and {}",
               a.describe(), b.describe());
   SHERD_CHECK(!place.defined() || (place.shape() == Shape{product.m, product.n} &&
@@ -73,7 +86,7 @@ Tensor run(cpu::Product product, DType out_dtype, const Tensor& a, const Tensor&
               place.describe(), name_of(out_dtype), product.m, product.n);
   product.dtype = a.dtype();
   product.out_dtype = out_dtype;
-  if (cpu::product_supports(a.context(), a.dtype())) return multiply(product, a, b, bias, place);
+  if (supports(a.context(), a.dtype())) return multiply(product, a, b, bias, place);
   product.dtype = product.out_dtype = DType::f32;
   const auto widened = [](const Tensor& x) {
     return x.defined() ? cast(x, DType::f32, MemoryCategory::workspace) : x;
@@ -82,10 +95,10 @@ Tensor run(cpu::Product product, DType out_dtype, const Tensor& a, const Tensor&
   return out_dtype == DType::f32 ? wide : cast(wide, out_dtype);
 }
 
-cpu::Product plain_product(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose_b) {
+Product plain_product(const Tensor& a, const Tensor& b, bool transpose_a, bool transpose_b) {
   SHERD_CHECK(a.rank() == 2 && b.rank() == 2, "matmul: expected two matrices, got {} and {}",
               a.describe(), b.describe());
-  cpu::Product product;
+  Product product;
   product.m = a.dim(transpose_a ? 1 : 0);
   product.k = a.dim(transpose_a ? 0 : 1);
   product.n = b.dim(transpose_b ? 0 : 1);
@@ -114,7 +127,7 @@ Tensor linear_forward(const Tensor& input, const Tensor& weight, const Tensor& b
       !bias.defined() || (bias.shape() == Shape{weight.dim(0)} && bias.dtype() == weight.dtype()),
       "linear: bias {} does not fit weight {}", bias.describe(), weight.describe());
   const Tensor rows = as_matrix(input);
-  cpu::Product product;
+  Product product;
   product.m = rows.dim(0);
   product.n = weight.dim(0);
   product.k = matrix.dim(1);
@@ -147,12 +160,18 @@ Tensor linear_backward_bias(const Tensor& grad_output) {
   const Tensor out = Tensor::empty(context, {rows.dim(1)}, compute_dtype(rows.dtype()));
   dispatch_floating(rows.dtype(), "linear_backward_bias", [&](auto zero) {
     using T = decltype(zero);
-    const Tensor scratch =
-        workspace(context, cpu::column_sum_workspace_bytes<T>(rows.dim(0), rows.dim(1)));
+    using A = arguments::acc_t<T>;
+    const bool on_cuda = context.target() == Device::cuda;
+    const std::int64_t m = rows.dim(0), n = rows.dim(1);
+    const Tensor scratch = workspace(context, on_cuda ? cuda::column_sum_workspace_bytes<T>(m, n)
+                                                      : cpu::column_sum_workspace_bytes<T>(m, n));
     if (context.is_meta()) return;
-    cpu::column_sum<T>(context.threads(), rows.dim(0), rows.dim(1), rows.data<T>(),
-                       out.data<cpu::acc_t<T>>(),
-                       static_cast<cpu::acc_t<T>*>(workspace_data(scratch)));
+    auto* const partial = static_cast<A*>(workspace_data(scratch));
+    if (on_cuda) {
+      cuda::column_sum<T>(context.compute_stream(), m, n, rows.data<T>(), out.data<A>(), partial);
+    } else {
+      cpu::column_sum<T>(context.threads(), m, n, rows.data<T>(), out.data<A>(), partial);
+    }
   });
   return out;
 }
@@ -162,10 +181,12 @@ double measure_matmul_rate(Context& context, DType dtype, std::int64_t size, int
   const Tensor a = full(context, {size, size}, dtype, 0.5);
   const Tensor b = full(context, {size, size}, dtype, 0.25);
   matmul(a, b);
+  context.compute_stream().synchronize();
   double best = 0.0;
   for (int i = 0; i < repeats; ++i) {
     const auto start = Clock::now();
     matmul(a, b);
+    context.compute_stream().synchronize();
     const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
     const auto n = static_cast<double>(size);
     best = std::max(best, 2.0 * n * n * n / seconds);

@@ -2,8 +2,10 @@
 #include <sherd/models/weights.h>
 
 #include <sherd/kernels/elementwise.h>
+#include <sherd/runtime/host_bytes.h>
 #include <sherd/runtime/suggest.h>
 
+#include <deque>
 #include <set>
 
 namespace sherd {
@@ -17,15 +19,12 @@ bool is_known_leftover(const std::string& name) {
 
 void save_weights(const Module& model, const std::string& path,
                   const std::map<std::string, std::string>& metadata) {
-  std::vector<Tensor> tensors;
+  std::deque<HostBytes> bytes;
   std::vector<SafetensorsItem> items;
   for (const Parameter* parameter : model.parameters()) {
-    const Tensor& data = tensors.emplace_back(contiguous(parameter->data()));
-    items.push_back({parameter->name(),
-                     data.dtype(),
-                     data.shape(),
-                     {static_cast<const std::uint8_t*>(data.raw_data()),
-                      static_cast<std::size_t>(data.numel()) * size_of(data.dtype())}});
+    const Tensor data = contiguous(parameter->data());
+    items.push_back(
+        {parameter->name(), data.dtype(), data.shape(), bytes.emplace_back(data).get()});
   }
   write_safetensors(path, items, metadata);
 }

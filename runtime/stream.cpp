@@ -170,6 +170,10 @@ void Stream::enqueue(std::function<void()> work) {
   backend_->enqueue(std::move(work));
 }
 
+void Stream::enqueue_on_host(std::function<void()> work) {
+  backend_->enqueue_on_host(std::move(work));
+}
+
 Event Stream::record() {
   return backend_->record();
 }

@@ -56,6 +56,7 @@ class SHERD_API Stream {
    public:
     virtual ~Backend() = default;
     virtual void enqueue(std::function<void()> work) = 0;
+    virtual void enqueue_on_host(std::function<void()> work) { enqueue(std::move(work)); }
     virtual Event record() = 0;
     virtual void wait(const Event& event) = 0;
     virtual void synchronize() = 0;
@@ -70,6 +71,9 @@ class SHERD_API Stream {
 
   const std::string& name() const { return name_; }
   void enqueue(std::function<void()> work);
+  // Work of the host in the order of the stream. On cuda a thread of the driver runs it, where it
+  // must not throw nor call CUDA; elsewhere it is the same.
+  void enqueue_on_host(std::function<void()> work);
   Event record();                 // done once everything enqueued so far has run
   void wait(const Event& event);  // work enqueued later starts after the event
   // Blocks until all work has run. An exception thrown by work is rethrown here, once; work

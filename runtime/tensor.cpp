@@ -170,8 +170,8 @@ void Tensor::copy_from_host(const void* values, std::size_t bytes) const {
   if (context().is_meta() || bytes == 0) return;
   if (device() == Device::cuda) {
     cuda::copy(context().compute_stream(), raw_data(), values, bytes);
-    // The values may lie in pinned memory, which is read later.
-    context().compute_stream().synchronize();
+    // Pinned memory is read later, when the caller may have other values there.
+    if (cuda::is_pinned(values)) context().compute_stream().synchronize();
   } else {
     std::memcpy(raw_data(), values, bytes);
   }

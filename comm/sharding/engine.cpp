@@ -24,11 +24,12 @@ std::vector<std::string> describe(Module& model, const ShardingOptions& options,
   const ReshardAfterForward& reshard = options.reshard_after_forward;
   std::vector<std::string> texts{
       fmt::format("seed {}, {}", seed, describe(precision)),
-      fmt::format("policy {}, mesh {}, reshard after forward {}{}, prefetch {}, reduce every {}",
+      fmt::format("policy {}, mesh {}, reshard after forward {}{}, prefetch {}, reduce every {}{}",
                   name_of(options.policy), options.mesh ? options.mesh->to_string() : "of one axis",
                   kReshard[static_cast<int>(reshard.kind)],
                   reshard.group_size > 0 ? std::to_string(reshard.group_size) : "",
-                  options.prefetch, options.reduce_every_pass ? "pass" : "step"),
+                  options.prefetch, options.reduce_every_pass ? "pass" : "step",
+                  options.exact_sums ? ", exact sums" : ""),
       fmt::format("optimizer {}, parameters {}",
                   kOffload[static_cast<int>(options.offload_optimizer.kind)],
                   kOffload[static_cast<int>(options.offload_parameters.kind)])};

@@ -46,8 +46,8 @@ GlobalStep ShardingEngine::agree(double loss) {
   // On the stream as well, so that a rank that does something else meets this call there.
   static constexpr const char* kLabel = "step: norm, loss and which gradients there are";
   const Event summed = groups_.enqueue(kLabel, [&] {
-    groups_.sum_over_all(message.data(), static_cast<std::int64_t>(message.size()), DType::i64,
-                         kLabel);
+    groups_.sum_on_host(message.data(), static_cast<std::int64_t>(message.size()), DType::i64,
+                        kLabel);
   });
   timed([&] { summed.wait(); });
   const auto sum_at = [&](std::size_t index) {
@@ -73,7 +73,7 @@ void ShardingEngine::gather_updates(const std::function<bool(const ShardedUnit&)
     log(Kind::gather_update, unit->name());
   }
   timed([&] {
-    for (const Event& event : updates) event.wait();
+    for (const Event& event : updates) context_.compute_stream().wait(event);
   });
 }
 

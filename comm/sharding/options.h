@@ -100,6 +100,9 @@ struct ShardingOptions {
   // With several backward passes a step: reduce after each, which holds no full gradients but
   // communicates more, instead of after the last.
   bool reduce_every_pass = false;
+  // On GPUs: sums over ranks in the fixed tree of comm/reduce.h, so that they have the bits of
+  // ranks on processors, instead of NCCL's, which is faster and adds in orders of its own.
+  bool exact_sums = false;
   // Axes "replicate" and "shard" over all ranks. Policy hybrid needs both; none may have one, and
   // then sums in its order; the others shard over all ranks.
   std::optional<ProcessMesh> mesh = {};

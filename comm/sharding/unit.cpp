@@ -20,7 +20,12 @@ FlatLayout make_layout(const UnitPlan& plan, int ranks) {
 
 // For work on a stream, which captures addresses; on meta there are none.
 void* address(const Tensor& tensor) {
-  return tensor.context().is_meta() ? nullptr : tensor.raw_data();
+  return tensor.context().is_meta() ? nullptr : tensor.raw_address();
+}
+
+// Whether communicators reach it: those of a GPU do not reach the host's memory.
+bool reaches(const Tensor& tensor) {
+  return tensor.device() == tensor.context().device();
 }
 
 }  // namespace
@@ -107,6 +112,10 @@ Tensor ShardedUnit::empty_gradient(std::int64_t numel, MemoryPool pool) const {
   return Tensor::empty(context_, {numel}, precision_.master, MemoryCategory::gradients, pool);
 }
 
+bool ShardedUnit::arrives_apart() const {
+  return gradient_pool_ == MemoryPool::host && context_.target() == Device::cuda;
+}
+
 Tensor ShardedUnit::make_kept(std::int64_t numel, DType dtype, MemoryCategory category,
                               const OffloadTo& to, OffloadFile& file, const char* what,
                               std::unique_ptr<FilePage>& page) {
@@ -157,14 +166,18 @@ Tensor ShardedUnit::gather_master() {
   if (holds_master()) return all_master();
   const Tensor full = Tensor::empty(context_, {layout_.padded_numel()}, precision_.master,
                                     MemoryCategory::gathered_parameters);
-  const void* from = address(master_);
+  Tensor source = master_;
+  if (!reaches(source)) {
+    source = piece(full);
+    copy(source, master_);
+  }
+  const void* from = address(source);
   void* to = address(full);
   std::string label = name() + " gather weights";
-  groups_
-      .enqueue(label,
-               [=, group = groups_.shard.get(), count = layout_.shard_numel(),
-                dtype = precision_.master] { group->all_gather(from, to, count, dtype, label); })
-      .wait();
+  context_.compute_stream().wait(groups_.enqueue(
+      label, [=, group = groups_.shard, count = layout_.shard_numel(), dtype = precision_.master] {
+        group->all_gather(from, to, count, dtype, label);
+      }));
   return full;
 }
 
@@ -172,7 +185,7 @@ bool ShardedUnit::unshard() {
   if (state_ != State::sharded) return false;
   flat_.storage().restore();
   const bool near = secondary_.defined();
-  Communicator* group = near ? groups_.secondary.get() : groups_.shard.get();
+  Communicator* group = near ? groups_.secondary : groups_.shard;
   Tensor source = near ? secondary_ : shard_;
   gathering_ = near ? nullptr : precision_.mixed() ? shard_page_.get() : master_page_.get();
   if (gathering_ != nullptr) gathering_->fetch();
@@ -184,17 +197,22 @@ bool ShardedUnit::unshard() {
   const std::int64_t count = source.numel();
   const void* from = address(source);
   void* to = address(flat_);
+  void* place = reaches(source) ? nullptr : address(piece(flat_));
   std::string label = name() + (near ? " unshard from neighbours" : " unshard");
-  gathered_ = groups_.enqueue(
-      label, [=, dtype = precision_.parameters,
-              read = gathering_ != nullptr ? gathering_->arrival() : BlockTransfer()] {
-        try {
-          read.wait();
-        } catch (const Error& error) {
-          fail("{}: {}", label, error.what());
-        }
-        group->all_gather(from, to, count, dtype, label);
-      });
+  gathered_ = groups_.enqueue(label, [=, groups = &groups_, dtype = precision_.parameters,
+                                      read = gathering_ != nullptr ? gathering_->arrival()
+                                                                   : BlockTransfer()] {
+    if (place != nullptr) {
+      groups->copy_when_read(place, from, static_cast<std::size_t>(count) * size_of(dtype), read);
+      return group->all_gather(place, to, count, dtype, label);
+    }
+    try {
+      read.wait();
+    } catch (const Error& error) {
+      fail("{}: {}", label, error.what());
+    }
+    group->all_gather(from, to, count, dtype, label);
+  });
   flat_.storage().record_use(gathered_);
   source.storage().record_use(gathered_);
   flat_.storage().set_arriving(true);
@@ -204,7 +222,7 @@ bool ShardedUnit::unshard() {
 
 bool ShardedUnit::wait() {
   if (state_ != State::unsharding) return false;
-  gathered_.wait();
+  context_.compute_stream().wait(gathered_);
   if (gathering_ != nullptr) {
     gathering_->wait();  // throws where the file was cut meanwhile
     std::exchange(gathering_, nullptr)->discard();
@@ -282,8 +300,10 @@ void ShardedUnit::start_reduce() {
     result_ = piece(full);
   } else if (!adds_) {
     result_ = grad_shard_ = empty_gradient(layout_.shard_numel(), gradient_pool_);
-  } else {
-    // A second reduction of a step arrives apart, to be added then.
+  }
+  // A second reduction of a step arrives apart, to be added then; so does what a GPU sums for the
+  // host's memory.
+  if (policy_.shard_gradients && (adds_ || arrives_apart())) {
     result_ = rounds ? empty_gradient(layout_.shard_numel()) : piece(input_);
   }
   const bool all = !policy_.shard_optimizer;
@@ -306,10 +326,17 @@ void ShardedUnit::start_reduce() {
 }
 
 void ShardedUnit::finish_reduce() {
-  reduced_.wait();
-  const Tensor result = std::exchange(result_, {});
+  context_.compute_stream().wait(reduced_);
+  Tensor result = std::exchange(result_, {});
   input_ = {};
-  if (policy_.shard_gradients && adds_) add_inplace(grad_shard_, result);
+  if (!policy_.shard_gradients || (!adds_ && !arrives_apart())) return;
+  if (arrives_apart()) {
+    const Tensor arrived = adds_ ? empty_gradient(result.numel(), MemoryPool::host) : grad_shard_;
+    copy(arrived, result);
+    if (!adds_) return;
+    result = arrived;
+  }
+  add_inplace(grad_shard_, result);
 }
 
 Tensor ShardedUnit::own_gradient() const {
@@ -423,7 +450,7 @@ void ShardedUnit::mark_updated() {
 Event ShardedUnit::start_gather_update() {
   const void* from = address(piece(flat_));
   void* to = address(flat_);
-  Communicator* group = groups_.shard.get();
+  Communicator* group = groups_.shard;
   std::string label = name() + " update";
   const Event gathered =
       groups_.enqueue(label, [=, count = layout_.shard_numel(), dtype = precision_.parameters] {

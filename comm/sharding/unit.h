@@ -117,6 +117,7 @@ class SHERD_API ShardedUnit {
   std::vector<FilePage*> pages() const;
   void round_master();
   Tensor gradient_place(std::size_t parameter);
+  bool arrives_apart() const;  // what is summed for grad_shard_, which is out of a GPU's reach
   void check_not_summed() const;
   void zero_what_did_not_arrive();
 

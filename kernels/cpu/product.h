@@ -3,7 +3,7 @@
 // product_without_onednn.cpp; both fall back to product_eigen.cpp.
 #pragma once
 
-#include <sherd/kernels/activation.h>
+#include <sherd/kernels/arguments/product.h>
 #include <sherd/runtime/context.h>
 #include <sherd/runtime/dtype.h>
 
@@ -12,19 +12,7 @@
 
 namespace sherd::cpu {
 
-// out [m, n] = activation(op(a) [m, k] op(b) [k, n] + bias [n]); all row-major and gapless. a, b
-// and bias are of one type; out is of that type, or fp32 for operands of 16 bits: then the sums,
-// which are fp32 in any case, are not rounded.
-struct Product {
-  std::int64_t m = 0, n = 0, k = 0;
-  bool transpose_a = false, transpose_b = false;
-  bool bias = false;
-  Activation activation = Activation::none;
-  DType dtype = DType::f32;
-  DType out_dtype = DType::f32;
-
-  bool operator==(const Product&) const = default;
-};
+using arguments::Product;
 
 // Whether the backend multiplies this type as it is (bf16 needs a processor that oneDNN supports).
 bool product_supports(Context& context, DType dtype);

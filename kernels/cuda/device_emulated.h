@@ -12,8 +12,41 @@
 
 namespace sherd::cuda {
 
-using emulator::launch;
-namespace ptx = emulator::ptx;
+// Throws where the launch is refused.
+void check_launch(cudaError_t error);
+
+template <typename... P, typename... A>
+void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, cudaStream_t stream,
+            A&&... arguments) {
+  constexpr std::size_t kWithoutAsking = 48 * 1024;
+  if (shared > kWithoutAsking) {
+    check_launch(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
+                                      cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                      static_cast<int>(shared)));
+  }
+  check_launch(
+      emulator::launch(kernel, grid, block, shared, stream, std::forward<A>(arguments)...));
+}
+
+namespace ptx {
+
+using emulator::cp_async16;
+using emulator::cp_async_commit;
+using emulator::cp_async_wait;
+using emulator::ex2;
+using emulator::ldmatrix_x2;
+using emulator::ldmatrix_x2_trans;
+using emulator::ldmatrix_x4;
+using emulator::ldmatrix_x4_trans;
+
+template <typename T>
+void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2],
+                  EMULATOR_HERE) {
+  using Tag = std::conditional_t<std::is_same_v<T, bf16>, emulator::Bf16, emulator::F16>;
+  emulator::mma_m16n8k16(d, a, b, Tag{}, where);
+}
+
+}  // namespace ptx
 
 inline float to_float(bf16 value) {
   return static_cast<float>(value);

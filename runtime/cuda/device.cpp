@@ -66,6 +66,15 @@ class CudaStream final : public Stream::Backend {
     SHERD_CUDA_CHECK(cudaSetDevice(device_));
     work();
   }
+  void enqueue_on_host(std::function<void()> work) override {
+    auto owned = std::make_unique<std::function<void()>>(std::move(work));
+    const auto run = [](void* data) {
+      const std::unique_ptr<std::function<void()>> mine(static_cast<std::function<void()>*>(data));
+      (*mine)();
+    };
+    SHERD_CUDA_CHECK(cudaLaunchHostFunc(stream_, run, owned.get()));
+    owned.release();
+  }
   Event record() override {
     return Event(std::make_shared<CudaEvent>(static_cast<cudaStream_t>(native())));
   }
@@ -197,6 +206,12 @@ std::unique_ptr<MemorySource> make_pinned_memory(int device) {
 void copy(Stream& stream, void* to, const void* from, std::size_t bytes) {
   if (bytes == 0) return;
   SHERD_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)));
+}
+
+bool is_pinned(const void* address) {
+  cudaPointerAttributes attributes;
+  SHERD_CUDA_CHECK(cudaPointerGetAttributes(&attributes, address));
+  return attributes.type == cudaMemoryTypeHost;
 }
 
 void fill_zero(Stream& stream, void* to, std::size_t bytes) {

@@ -30,6 +30,8 @@ std::unique_ptr<MemorySource> make_pinned_memory(int device);
 // In the order of a stream. Each address may be the device's or the host's; where the host's is not
 // pinned, its bytes have been read when copy() returns.
 void copy(Stream& stream, void* to, const void* from, std::size_t bytes);
+// Whether this address of the host is in pinned memory.
+bool is_pinned(const void* address);
 void fill_zero(Stream& stream, void* to, std::size_t bytes);
 
 }  // namespace sherd::cuda

@@ -5,9 +5,10 @@
 #include <sherd/comm/faulty_communicator.h>
 #include <sherd/comm/rank_threads.h>
 #include <sherd/comm/sharding/engine.h>
+#include <sherd/kernels/elementwise.h>
 #include <sherd/kernels/random.h>
+#include <sherd/runtime/host_bytes.h>
 
-#include <cstring>
 #include <functional>
 #include <map>
 #include <memory>
@@ -29,6 +30,7 @@ struct RunOptions {
   bool sync_each_pass = false;
   int threads = 1;
   std::uint64_t seed = 3;
+  Device device = Device::cpu;  // also what meta stands for
 };
 
 struct RunResult {
@@ -130,9 +132,13 @@ class RankTrainer {
   ShardingEngine engine;
   const std::unique_ptr<Optimizer> optimizer;
 
-  RankTrainer(Communicator& ranks, const Workload& workload, const RunOptions& run,
-              Device device = Device::cpu)
-      : context({.device = device, .threads = run.threads, .seed = run.seed, .rank = ranks.rank()}),
+  RankTrainer(Communicator& ranks, const Workload& workload, const RunOptions& run)
+      : context({.device = ranks.on_paper() ? Device::meta : run.device,
+                 .device_index = ranks.rank(),
+                 .meta_of = run.device,
+                 .threads = run.threads,
+                 .seed = run.seed,
+                 .rank = ranks.rank()}),
         work(workload),
         options(run),
         world(ranks),
@@ -198,9 +204,8 @@ class RankTrainer {
   }
 
   static void add_weights(const Parameter& parameter, const Tensor& data, RunResult& result) {
-    std::vector<std::uint8_t>& bytes = result.weights[parameter.name()];
-    bytes.resize(static_cast<std::size_t>(data.numel()) * size_of(data.dtype()));
-    if (!bytes.empty()) std::memcpy(bytes.data(), data.raw_data(), bytes.size());
+    const HostBytes bytes(contiguous(data));
+    result.weights[parameter.name()].assign(bytes.get().begin(), bytes.get().end());
     result.values[parameter.name()] = to_doubles(data);
   }
 };
@@ -229,7 +234,7 @@ inline void on_threads(int ranks, const Workload& work, const RunOptions& option
 inline void on_meta(int rank, int ranks, const Workload& work, const RunOptions& options,
                     const std::function<void(RankTrainer&)>& body) {
   const std::unique_ptr<Communicator> world = make_meta_communicator(rank, ranks);
-  RankTrainer trainer(*world, work, options, Device::meta);
+  RankTrainer trainer(*world, work, options);
   body(trainer);
 }
 

@@ -66,9 +66,10 @@ bool stays_wide(const std::string& name, std::size_t input) {
 }
 
 template <typename T>
-void check_operations() {
+void check_operations(Device device) {
   constexpr DType dtype = dtype_of<T>::value;
-  Context context({.threads = 2, .seed = 5});
+  Context context({.device = device, .threads = 2, .seed = 5});
+  CAPTURE(name_of(device));
   int wide = 0;
   for (const Case& test : cases(context)) {
     CAPTURE(test.name);
@@ -117,9 +118,9 @@ void check_operations() {
 
 TEST_SUITE("low precision") {
   TEST_CASE("every operation in bf16 against fp64") {
-    check_operations<bf16>();
+    for (const Device device : test_devices()) check_operations<bf16>(device);
   }
   TEST_CASE("every operation in fp16 against fp64") {
-    check_operations<f16>();
+    for (const Device device : test_devices()) check_operations<f16>(device);
   }
 }

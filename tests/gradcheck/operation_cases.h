@@ -5,6 +5,7 @@
 #include <sherd/autograd/operations.h>
 #include <sherd/kernels/elementwise.h>
 #include <sherd/kernels/random.h>
+#include <sherd/runtime/cuda/device.h>
 
 #include <cmath>
 #include <functional>
@@ -19,6 +20,12 @@ struct Case {
   std::vector<Shape> inputs;
   std::function<Variable(std::span<const Variable>)> f;
 };
+
+// Where operations are tested: on the processor, and on a GPU (or its emulator) where there is one.
+inline std::vector<Device> test_devices() {
+  if (cuda::device_count() > 0) return {Device::cpu, Device::cuda};
+  return {Device::cpu};
+}
 
 inline Tensor random_tensor(Context& context, const Shape& shape, const std::string& name) {
   const Tensor x = Tensor::empty(context, shape, DType::f64);

@@ -22,6 +22,7 @@ StepPlan plan_with(TrainSettings settings, const Image& image, int ranks, int ra
   settings.weights.clear();  // which values they have changes nothing
   const std::unique_ptr<Communicator> world = make_meta_communicator(rank, ranks);
   ContextOptions options = rank_context_options(settings, *world);
+  if (options.device == Device::cuda) options.meta_of = Device::cuda;
   options.device = Device::meta;
   Context context(options);
   Rehearsal rehearsal(settings, image, context, *world);

@@ -141,6 +141,7 @@ ShardingOptions sharding_options(const TrainSettings& settings, int ranks) {
   SHERD_CHECK(settings.reduce_every == "step" || settings.reduce_every == "micro",
               "--reduce-every: expected step or micro, got '{}'", settings.reduce_every);
   options.reduce_every_pass = settings.reduce_every == "micro";
+  options.exact_sums = settings.exact_sums;
   if (!settings.mesh.empty()) options.mesh = ProcessMesh::parse(settings.mesh);
   options.offload_optimizer = OffloadTo::parse(settings.offload_optimizer, "--offload-optimizer");
   options.offload_parameters =
@@ -156,10 +157,11 @@ void check_same_start(Communicator& world, std::vector<std::string> lines,
   check_same(world, lines, "were started with different data or settings");
 }
 
-ContextOptions rank_context_options(const TrainSettings& settings, const Communicator& world) {
+ContextOptions rank_context_options(const TrainSettings& settings, Communicator& world) {
   ContextOptions options = context_options(settings);
   options.rank = world.rank();
   if (options.threads == 0) options.threads = std::max(1, default_threads() / world.size());
+  if (options.device == Device::cuda && !world.on_paper()) options.device_index = local_rank(world);
   return options;
 }
 

@@ -54,9 +54,9 @@ SHERD_API ShardingOptions sharding_options(const TrainSettings& settings, int ra
 SHERD_API void check_same_start(Communicator& world, std::vector<std::string> lines,
                                 const TrainSettings& settings);
 
-// The threads of the settings, or this rank's part of those of the machine.
-SHERD_API ContextOptions rank_context_options(const TrainSettings& settings,
-                                              const Communicator& world);
+// The threads of the settings, or this rank's part of those of the machine; on cuda, a GPU of its
+// own. All ranks together.
+SHERD_API ContextOptions rank_context_options(const TrainSettings& settings, Communicator& world);
 
 // A moment that all ranks of a machine agree on, for their traces.
 SHERD_API Trace::Clock::time_point common_trace_origin(Communicator& world);

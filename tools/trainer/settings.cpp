@@ -178,6 +178,8 @@ const std::vector<Setting>& setting_table() {
       {"sharding.reduce_every", &T::reduce_every,
        "step: sum gradients over ranks once a step; micro: after each micro-batch, which holds "
        "less"},
+      {"sharding.exact_sums", &T::exact_sums,
+       "on GPUs: sum over ranks in one fixed tree, whatever NCCL would do; slower"},
       {"precision.precision", &T::precision,
        "fp32, bf16 or fp16: of parameters and activations, and of gradients when they are sent; "
        "weights, their sums and the optimizer state stay in fp32. fp64: everything in fp64"},
@@ -372,6 +374,7 @@ void check_used(const TrainSettings& s, const Assignments& given) {
       {"optimizer.nesterov", !adamw, "--optimizer sgd"},
       {"schedule.min_lr", s.schedule != "constant", "a schedule that decays"},
       {"sharding.reduce_every", s.micro_batch > 0, "--micro-batch"},
+      {"sharding.exact_sums", s.device == "cuda", "--device cuda; sums are exact elsewhere"},
       {"sharding.prefetch", gathers, "a policy that shards parameters (grad_op, zero3, hybrid)"},
       {"memory.offload_parameters", gathers || s.offload_parameters == "none",
        "a policy that shards parameters (grad_op, zero3, hybrid)"},

@@ -44,6 +44,7 @@ struct TrainSettings {
   // [sharding]
   std::int64_t ranks = 1, prefetch = 1, persist_below = 0;
   std::string shard = "auto", mesh, unit = "block", reshard_after_forward, reduce_every = "step";
+  bool exact_sums = false;
   // [precision]
   std::string precision = "fp32", param_dtype, reduce_dtype, output_dtype, loss_scale = "auto";
   std::int64_t loss_scale_window = 1000, loss_scale_hysteresis = 1;

@@ -3,6 +3,7 @@
 
 #include <sherd/comm/agreement.h>
 #include <sherd/models/weights.h>
+#include <sherd/runtime/host_bytes.h>
 
 #include <charconv>
 #include <functional>
@@ -129,11 +130,7 @@ std::string write_weights(const Module& model, ShardingEngine& engine, const std
     writer = std::make_unique<SafetensorsWriter>(path, items, weights_metadata());
   });
   engine.visit_parameters([&](const Parameter& parameter, const Tensor& weights) {
-    try_to([&] {
-      writer->write(parameter.name(),
-                    {static_cast<const std::uint8_t*>(weights.raw_data()),
-                     static_cast<std::size_t>(weights.numel()) * size_of(weights.dtype())});
-    });
+    try_to([&] { writer->write(parameter.name(), HostBytes(weights).get()); });
   });
   try_to([&] { writer->commit(); });
   return failure;

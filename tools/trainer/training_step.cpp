@@ -32,7 +32,7 @@ TrainingStep::TrainingStep(Context& context, Module& model, ShardingEngine& engi
 
 // The loss is divided by the samples of all ranks and passes, so that contributions add up to the
 // mean, however many samples each has.
-double TrainingStep::forward_backward(const InputBuffers& inputs, std::int64_t samples,
+Tensor TrainingStep::forward_backward(const InputBuffers& inputs, std::int64_t samples,
                                       bool weightless) {
   Tape tape(context_);
   Variable loss;
@@ -43,7 +43,7 @@ double TrainingStep::forward_backward(const InputBuffers& inputs, std::int64_t s
     if (weightless) loss = scale(loss, 0.0);
   }
   tape.backward(loss, full(context_, loss.shape(), loss.tensor().dtype(), loss_scale()));
-  return context_.is_meta() ? 0.0 : loss.tensor().item();
+  return loss.tensor();
 }
 
 StepResult TrainingStep::run_staged(InputBuffers& inputs, std::int64_t samples,
@@ -58,7 +58,7 @@ StepResult TrainingStep::run_staged(InputBuffers& inputs, std::int64_t samples,
   const SampleRange mine = rank_slice(samples, world.rank(), world.size());
   const std::int64_t most = rank_slice(samples, 0, world.size()).size;
   const std::int64_t micro = settings_.micro_batch > 0 ? settings_.micro_batch : most;
-  double loss = 0.0;
+  std::vector<Tensor> losses;  // read at the end: on a GPU that waits for all that came before
   for (std::int64_t begin = 0; begin < most; begin += micro) {
     const std::int64_t count = std::clamp(mine.size - begin, std::int64_t{0}, micro);
     engine_.set_gradient_sync(begin + micro >= most);
@@ -68,8 +68,11 @@ StepResult TrainingStep::run_staged(InputBuffers& inputs, std::int64_t samples,
     } else {
       inputs.stage_blank();
     }
-    loss += forward_backward(inputs, samples, count == 0);
+    losses.push_back(forward_backward(inputs, samples, count == 0));
   }
+  double loss = 0.0;
+  for (const Tensor& part : losses) loss += context_.is_meta() ? 0.0 : part.item();
+  losses.clear();
   {
     const TraceScope norm_trace(context_.trace(), "gradient_norm", "optimizer");
     const GlobalStep all = engine_.finish_backward(loss);

@@ -59,7 +59,7 @@ class SHERD_API TrainingStep {
   // stage(begin, count) puts these samples of the rank's part into the buffers.
   using Stage = std::function<void(std::int64_t begin, std::int64_t count)>;
   StepResult run_staged(InputBuffers& inputs, std::int64_t samples, const Stage& stage);
-  double forward_backward(const InputBuffers& inputs, std::int64_t samples, bool weightless);
+  Tensor forward_backward(const InputBuffers& inputs, std::int64_t samples, bool weightless);
   bool skip_overflow(StepResult& result);
   void check_finite(const StepResult& result, const InputBuffers& inputs);
   std::int64_t first_non_finite_gradient() const;

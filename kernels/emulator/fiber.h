@@ -1,0 +1,32 @@
+// SPDX-License-Identifier: Apache-2.0
+// A fiber: a stack and a place to go on. One for each thread of the running block.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <emulator/context.h>
+
+#include "sanitizers.h"
+
+namespace emulator {
+
+#if EMULATOR_TSAN || EMULATOR_ASAN
+inline constexpr std::size_t kStackBytes = 512 * 1024;
+#else
+inline constexpr std::size_t kStackBytes = 128 * 1024;
+#endif
+
+// Stacks come from a pool of the OS thread, which returns to all when the thread ends. A page
+// without access lies below each.
+char* take_stack();
+void give_stack(char* stack);
+bool is_stack_guard(const void* address);  // of any stack
+
+void become_context(Context& caller);                   // the running OS thread
+void prepare_context(Context& fiber, void (*entry)());  // takes a stack if it has none
+void destroy_tsan_fiber(Context& fiber);
+void leave_context(Context& from, Context& to);  // `from` does not go on
+void context_entered();                          // the first thing that an entry calls
+
+}  // namespace emulator
