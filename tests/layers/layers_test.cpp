@@ -29,7 +29,7 @@ const std::map<std::string, std::set<std::string>>& direct() {
       {"kernels/cpu", {"kernels/arguments"}},
       {"kernels/cuda", {"kernels/arguments", "runtime/cuda"}},
       {"kernels/emulator", {}},
-      {"comm", {"runtime"}},
+      {"comm", {"runtime", "runtime/cuda"}},
       {"autograd", {"kernels"}},
       {"models", {"autograd", "models/layers", "runtime/io"}},
       {"models/layers", {"autograd"}},
