@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/comm/device_communicator.h>
-#include <sherd/comm/nccl_communicator.h>
 #include <sherd/runtime/cuda/device.h>
 #include <sherd/runtime/error.h>
 
@@ -21,3 +20,22 @@ class LoneCommunicator final : public Communicator {
   std::unique_ptr<Communicator> make_group(std::span<const int>, std::string_view) override {
     return std::make_unique<LoneCommunicator>(host_, stream_);
   }
+  void run(const Call& call, const void* input, void* output) override {
+    if (call.collective == Collective::barrier || input == output) return;
+    SHERD_INTERNAL_CHECK(call.result() == call.dtype, "{}: not yet", call.describe());
+    cuda::copy(stream_, output, input, call.bytes());
+  }
+
+  Communicator& host_;
+  Stream& stream_;
+};
+
+}  // namespace
+
+std::unique_ptr<Communicator> make_device_communicator(Communicator& host, Context& context,
+                                                       Stream& stream, bool) {
+  SHERD_CHECK(host.size() == 1, "device {}: several ranks need NCCL", name_of(context.device()));
+  return std::make_unique<LoneCommunicator>(host, stream);
+}
+
+}  // namespace sherd

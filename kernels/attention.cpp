@@ -2,6 +2,7 @@
 #include <sherd/kernels/attention.h>
 
 #include <sherd/kernels/cpu/attention.h>
+#include <sherd/kernels/cuda/attention.h>
 #include <sherd/kernels/cuda/attention_cudnn.h>
 #include <sherd/kernels/dispatch.h>
 #include <sherd/kernels/elementwise.h>
@@ -9,6 +10,7 @@
 namespace sherd {
 namespace {
 
+using arguments::acc_t;
 using arguments::AttentionShape;
 using arguments::AttentionView;
 
@@ -38,6 +40,14 @@ AttentionShape check_shapes(const Tensor& query, const Tensor& key, const Tensor
 
 std::int64_t pair_products(const AttentionShape& s) {
   return 2 * s.batch * s.heads * s.queries * s.keys * s.head_dim;  // FLOPs of one of the products
+}
+
+template <typename T>
+Tensor workspace_for(Context& context, const AttentionShape& shape, bool backward) {
+  return workspace(context,
+                   context.target() == Device::cuda
+                       ? cuda::attention_workspace_bytes<T>(shape, backward)
+                       : cpu::attention_workspace_bytes<T>(shape, context.threads(), backward));
 }
 
 // Whether cuDNN computes it, where it could.
@@ -111,13 +121,17 @@ AttentionOutput attention_forward(const Tensor& query, const Tensor& key, const 
   dispatch_floating(q.dtype(), "attention", [&](auto zero) {
     using T = decltype(zero);
     if (by_cudnn(context, q.dtype())) return cudnn_forward<T>(context, shape, q, k, v, out);
-    const int threads = context.threads();
-    const Tensor scratch =
-        workspace(context, cpu::attention_workspace_bytes<T>(shape, threads, false));
+    const Tensor scratch = workspace_for<T>(context, shape, false);
     if (context.is_meta()) return;
-    cpu::attention_forward<T>(shape, view_of<const T>(q), view_of<const T>(k), view_of<const T>(v),
-                              view_of<T>(out.output), out.lse.data<cpu::acc_t<T>>(),
-                              workspace_data(scratch), threads);
+    const auto run = [&](auto forward, auto... last) {
+      forward(shape, view_of<const T>(q), view_of<const T>(k), view_of<const T>(v),
+              view_of<T>(out.output), out.lse.data<acc_t<T>>(), workspace_data(scratch), last...);
+    };
+    if (q.device() == Device::cuda) {
+      run([&](const auto&... x) { cuda::attention_forward<T>(context.compute_stream(), x...); });
+    } else {
+      run(cpu::attention_forward<T>, context.threads());
+    }
   });
   return out;
 }
@@ -136,6 +150,12 @@ void attention_backward(const Tensor& grad_output, const Tensor& query, const Te
     check_same("attention_backward", *grad, *input);
     SHERD_CHECK(grad->dim(-1) == 1 || grad->stride(-1) == 1,
                 "attention_backward: the last dimension of a gradient must be contiguous");
+    for (const Tensor* read : {&grad_output, &query, &key, &value, &forward.output, &forward.lse}) {
+      SHERD_CHECK(&grad->storage() != &read->storage(),
+                  "attention_backward: gradient {} lies in the memory of an input, which is read "
+                  "after parts of gradients are written; give it memory of its own",
+                  grad->describe());
+    }
     grad->storage().mark_modified();
   }
   const Tensor g = readable(grad_output), q = readable(query), k = readable(key),
@@ -148,14 +168,19 @@ void attention_backward(const Tensor& grad_output, const Tensor& query, const Te
       return cudnn_backward<T>(context, shape, g, q, k, v, forward, grad_query, grad_key,
                                grad_value);
     }
-    const int threads = context.threads();
-    const Tensor scratch =
-        workspace(context, cpu::attention_workspace_bytes<T>(shape, threads, true));
+    const Tensor scratch = workspace_for<T>(context, shape, true);
     if (context.is_meta()) return;
-    cpu::attention_backward<T>(
-        shape, view_of<const T>(g), view_of<const T>(q), view_of<const T>(k), view_of<const T>(v),
-        view_of<const T>(forward.output), forward.lse.data<cpu::acc_t<T>>(), view_of<T>(grad_query),
-        view_of<T>(grad_key), view_of<T>(grad_value), workspace_data(scratch), threads);
+    const auto run = [&](auto backward, auto... last) {
+      backward(shape, view_of<const T>(g), view_of<const T>(q), view_of<const T>(k),
+               view_of<const T>(v), view_of<const T>(forward.output),
+               static_cast<const acc_t<T>*>(forward.lse.data<acc_t<T>>()), view_of<T>(grad_query),
+               view_of<T>(grad_key), view_of<T>(grad_value), workspace_data(scratch), last...);
+    };
+    if (q.device() == Device::cuda) {
+      run([&](const auto&... x) { cuda::attention_backward<T>(context.compute_stream(), x...); });
+    } else {
+      run(cpu::attention_backward<T>, context.threads());
+    }
   });
 }
 

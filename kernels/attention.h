@@ -22,7 +22,8 @@ struct AttentionOutput {
 SHERD_API AttentionOutput attention_forward(const Tensor& query, const Tensor& key,
                                             const Tensor& value, double scale);
 
-// Writes (=) into grad_query, grad_key, grad_value: tensors or views shaped like query, key, value.
+// Writes (=) into grad_query, grad_key, grad_value: tensors or views shaped like query, key, value,
+// in storage that no input has.
 SHERD_API void attention_backward(const Tensor& grad_output, const Tensor& query, const Tensor& key,
                                   const Tensor& value, const AttentionOutput& forward, double scale,
                                   const Tensor& grad_query, const Tensor& grad_key,

@@ -2,6 +2,7 @@
 #include <sherd/kernels/optimizer.h>
 
 #include <sherd/kernels/cpu/optimizers.h>
+#include <sherd/kernels/cuda/optimizers.h>
 #include <sherd/kernels/dispatch.h>
 
 #include <cmath>
@@ -21,14 +22,38 @@ void check_span(const char* operation, const Tensor& parameter, const Tensor& ot
   check_same(operation, parameter, other);
   SHERD_CHECK(parameter.is_contiguous() && other.is_contiguous(),
               "{}: parameter {} and its state must be contiguous", operation, parameter.describe());
+  SHERD_CHECK(
+      parameter.device() == other.device(),
+      "{}: parameter {} lies in the memory of {}, its gradient or state in that of {}; they "
+      "are updated where they lie together",
+      operation, parameter.describe(), name_of(parameter.device()), name_of(other.device()));
+}
+
+arguments::AdamWScalars scalars_of(const AdamWStep& step) {
+  const auto steps = static_cast<double>(step.step);
+  return {step.lr, 1.0 - std::pow(step.beta1, steps), std::sqrt(1.0 - std::pow(step.beta2, steps)),
+          step.grad_scale};
 }
 
 }  // namespace
 
+std::vector<double> adamw_scalars(const AdamWStep& step) {
+  const arguments::AdamWScalars scalars = scalars_of(step);
+  static_assert(sizeof scalars == kAdamWScalars * sizeof(double));
+  return {scalars.lr, scalars.bias_correction1, scalars.sqrt_bias_correction2, scalars.grad_scale};
+}
+
 void adamw_update(const Tensor& parameter, const Tensor& grad, const Tensor& exp_avg,
-                  const Tensor& exp_avg_sq, const AdamWStep& step) {
+                  const Tensor& exp_avg_sq, const AdamWStep& step, const Tensor& scalars) {
   for (const Tensor* other : {&grad, &exp_avg, &exp_avg_sq}) {
     check_span("adamw_update", parameter, *other);
+  }
+  if (scalars.defined()) {
+    SHERD_CHECK(
+        scalars.dtype() == DType::f64 && scalars.shape() == Shape{kAdamWScalars} &&
+            scalars.is_contiguous() && scalars.device() == parameter.device(),
+        "adamw_update: expected scalars f64 [{}] where the parameter lies ({}), got {} ({})",
+        kAdamWScalars, name_of(parameter.device()), scalars.describe(), name_of(scalars.device()));
   }
   for (const Tensor* written : {&parameter, &exp_avg, &exp_avg_sq}) {
     written->storage().mark_modified();
@@ -37,21 +62,19 @@ void adamw_update(const Tensor& parameter, const Tensor& grad, const Tensor& exp
   if (context.is_meta()) return;
   dispatch_master(parameter, [&](auto zero) {
     using T = decltype(zero);
-    cpu::AdamWArgs<T> args;
+    arguments::AdamWArgs<T> args;
     args.param = parameter.data<T>();
     args.grad = grad.data<T>();
     args.exp_avg = exp_avg.data<T>();
     args.exp_avg_sq = exp_avg_sq.data<T>();
-    args.lr = step.lr;
     args.beta1 = step.beta1;
     args.beta2 = step.beta2;
     args.eps = step.eps;
     args.weight_decay = step.weight_decay;
-    args.bias_correction1 = 1.0 - std::pow(step.beta1, static_cast<double>(step.step));
-    args.sqrt_bias_correction2 =
-        std::sqrt(1.0 - std::pow(step.beta2, static_cast<double>(step.step)));
-    args.grad_scale = step.grad_scale;
-    cpu::adamw<T>(context.threads(), parameter.numel(), args);
+    args.scalars = scalars_of(step);
+    if (scalars.defined())
+      args.current = reinterpret_cast<const arguments::AdamWScalars*>(scalars.data<double>());
+    SHERD_RUN_KERNEL(parameter, adamw<T>, parameter.numel(), args);
   });
 }
 
@@ -67,7 +90,7 @@ void sgd_update(const Tensor& parameter, const Tensor& grad, const Tensor& momen
   if (context.is_meta()) return;
   dispatch_master(parameter, [&](auto zero) {
     using T = decltype(zero);
-    cpu::SgdArgs<T> args;
+    arguments::SgdArgs<T> args;
     args.param = parameter.data<T>();
     args.grad = grad.data<T>();
     if (step.momentum != 0.0) args.momentum_buffer = momentum_buffer.data<T>();
@@ -76,7 +99,7 @@ void sgd_update(const Tensor& parameter, const Tensor& grad, const Tensor& momen
     args.weight_decay = step.weight_decay;
     args.nesterov = step.nesterov;
     args.grad_scale = step.grad_scale;
-    cpu::sgd<T>(context.threads(), parameter.numel(), args);
+    SHERD_RUN_KERNEL(parameter, sgd<T>, parameter.numel(), args);
   });
 }
 

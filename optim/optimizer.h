@@ -45,6 +45,14 @@ class SHERD_API Optimizer {
   void begin_step(std::span<const ParameterSpan> spans);
   void update(std::size_t index, const ParameterSpan& span, double lr, double grad_scale);
 
+  // For updates that are captured into a CUDA graph: while a tensor of scalar_count() f64 on the
+  // parameters' device is set, they read from there what changes from step to step. 0: this rule
+  // cannot be captured. scalars(): what must stand there for the step that steps_done() counts.
+  virtual std::int64_t scalar_count() const { return 0; }
+  void read_scalars_from(const Tensor& place) { scalars_place_ = place; }
+  virtual std::vector<double> scalars(double lr, double grad_scale) const;
+  void count_replayed_step() { ++steps_; }
+
   // State tensors by name, such as "head.weight.exp_avg".
   std::vector<std::pair<std::string, Tensor>> state() const;
   std::int64_t steps_done() const { return steps_; }
@@ -53,6 +61,7 @@ class SHERD_API Optimizer {
   // For a span that has a gradient.
   virtual void update_span(const ParameterSpan& span, std::span<const Tensor> state, double lr,
                            double grad_scale) = 0;
+  const Tensor& scalars_place() const { return scalars_place_; }
 
  private:
   struct Prepared {
@@ -62,6 +71,7 @@ class SHERD_API Optimizer {
   };
   std::vector<Prepared> prepared_;
   std::int64_t steps_ = 0;
+  Tensor scalars_place_;
 };
 
 struct AdamWSettings {

@@ -97,6 +97,10 @@ class SHERD_API Context {
   bool recomputing() const { return recomputing_; }
   void set_recomputing(bool recomputing) { recomputing_ = recomputing; }
 
+  // Whether device work is being captured into a graph, to be replayed in later steps.
+  bool capturing() const { return capturing_; }
+  void set_capturing(bool capturing) { capturing_ = capturing; }
+
   const RandomPosition& random_position() const { return random_position_; }
   void set_random_position(const RandomPosition& position) { random_position_ = position; }
 
@@ -120,6 +124,7 @@ class SHERD_API Context {
   std::uint64_t last_storage_serial_ = 0;
   RandomPosition random_position_;
   bool recomputing_ = false;
+  bool capturing_ = false;
   std::unordered_map<std::type_index, std::shared_ptr<void>> attachments_;
 };
 

@@ -82,6 +82,7 @@ class SHERD_API Stream {
   // CUDA's stream, whose device becomes the calling thread's; null for
   // the other kinds.
   void* native() const { return backend_->native(); }
+  Backend& backend() { return *backend_; }
 
  private:
   std::string name_;

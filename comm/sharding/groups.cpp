@@ -110,6 +110,11 @@ void ShardingGroups::copy_when_read(void* to, const void* from, std::size_t byte
   cuda::copy(*stream_, to, from, bytes);
 }
 
+void ShardingGroups::join() {
+  stream_->wait(context_.compute_stream().record());  // where a capture is under way, take part
+  context_.compute_stream().wait(stream_->record());
+}
+
 void ShardingGroups::synchronize() {
   stream_->synchronize();
 }

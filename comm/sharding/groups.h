@@ -47,6 +47,9 @@ struct ShardingGroups {
   // fails, whoever waits for the file says so.
   void copy_when_read(void* to, const void* from, std::size_t bytes, const BlockTransfer& read);
 
+  // What is computed from here on comes after all calls.
+  void join();
+
   CommunicationCounters counters() const;  // of all groups; synchronize() first
   void synchronize();                      // waits for all calls; rethrows what went wrong
   void drain();                            // waits for all calls

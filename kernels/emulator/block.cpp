@@ -88,9 +88,9 @@ void make_current(Block& b, Thread& next) {
 
 void run_threads();
 
-void start(Thread& thread) {
+void start(Block& b, Thread& thread) {
   thread.started = true;
-  prepare_context(thread.context, run_threads);
+  prepare_context(thread.context, run_threads, static_cast<int>(&thread - b.threads.data()));
 }
 
 void release_barrier(Block& b, int id) {
@@ -155,7 +155,7 @@ void run_threads() {
       hide_end();
       continue;
     } else {
-      if (!next->started) start(*next);
+      if (!next->started) start(b, *next);
       // To the sanitizer a stack passed on would order its threads: there each keeps its own.
       if (!EMULATOR_TSAN) {
         give_stack(me.context.stack);
@@ -207,7 +207,7 @@ void run_block(Block& b) {
   reset_block(b);
   release_order(&b.start_token);
   Thread& first = *pick(b);
-  start(first);
+  start(b, first);
   make_current(b, first);
   switch_context(&b.caller, &first.context);
   acquire_order(&b.end_token);
@@ -242,7 +242,7 @@ void set_order(Order order, std::uint64_t seed) {
 
 Block::~Block() {
   for (Thread& thread : threads) {
-    if (thread.context.stack != nullptr) give_stack(thread.context.stack);
+    if (thread.context.stack != nullptr) give_stack_to_all(thread.context.stack);
     destroy_tsan_fiber(thread.context);
   }
   release_shared_memory(*this);
@@ -265,7 +265,7 @@ Context* next_thread() {
     next = pick(b);
   }
   if (next == nullptr) fail(b.current->waits_at, "deadlock: no thread of the block can go on");
-  if (!next->started) start(*next);
+  if (!next->started) start(b, *next);
   make_current(b, *next);
   return &next->context;
 }

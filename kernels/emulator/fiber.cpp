@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <string>
 #include <vector>
 
 namespace emulator {
@@ -69,6 +70,13 @@ void give_stack(char* stack) {
   thread_stacks.free.push_back(stack);
 }
 
+void give_stack_to_all(char* stack) {
+  const HiddenLocks hidden;
+  Stacks& shared = shared_stacks();
+  const std::lock_guard lock(shared.mutex);
+  shared.free.push_back(stack);
+}
+
 bool is_stack_guard(const void* address) {
   // Called from a signal handler: no lock, a wrong answer costs a less clear message.
   for (const char* mapping : shared_stacks().mappings) {
@@ -93,7 +101,7 @@ void become_context([[maybe_unused]] Context& caller) {
 #endif
 }
 
-void prepare_context(Context& fiber, void (*entry)()) {
+void prepare_context(Context& fiber, void (*entry)(), [[maybe_unused]] int number) {
   if (fiber.stack == nullptr) fiber.stack = take_stack();
 #if EMULATOR_ASSEMBLY_SWITCH
   const auto top =
@@ -111,7 +119,11 @@ void prepare_context(Context& fiber, void (*entry)()) {
   makecontext(&fiber.machine, entry, 0);
 #endif
 #if EMULATOR_TSAN
-  if (fiber.tsan_fiber == nullptr) fiber.tsan_fiber = __tsan_create_fiber(0);
+  if (fiber.tsan_fiber == nullptr) {
+    fiber.tsan_fiber = __tsan_create_fiber(0);
+    __tsan_set_fiber_name(fiber.tsan_fiber,
+                          ("thread " + std::to_string(number) + " of a block").c_str());
+  }
 #endif
 }
 

@@ -21,10 +21,12 @@ inline constexpr std::size_t kStackBytes = 128 * 1024;
 // without access lies below each.
 char* take_stack();
 void give_stack(char* stack);
+void give_stack_to_all(char* stack);       // when the thread ends
 bool is_stack_guard(const void* address);  // of any stack
 
-void become_context(Context& caller);                   // the running OS thread
-void prepare_context(Context& fiber, void (*entry)());  // takes a stack if it has none
+void become_context(Context& caller);  // the running OS thread
+// Takes a stack if it has none. `number` names the thread to the thread sanitizer.
+void prepare_context(Context& fiber, void (*entry)(), int number);
 void destroy_tsan_fiber(Context& fiber);
 void leave_context(Context& from, Context& to);  // `from` does not go on
 void context_entered();                          // the first thing that an entry calls

@@ -2,9 +2,6 @@
 #include <sherd/runtime/cuda/check.h>
 #include <sherd/runtime/cuda/device.h>
 
-#include <chrono>
-#include <thread>
-
 namespace sherd::cuda {
 
 void fail_call(cudaError_t error, const char* call, const char* file, int line) {
@@ -19,82 +16,6 @@ void fail_call(cudaError_t error, const char* call, const char* file, int line) 
 }
 
 namespace {
-
-// Done events are made and destroyed a few hundred times a step; CUDA's are cheap without timing.
-class CudaEvent final : public Event::State {
- public:
-  explicit CudaEvent(cudaStream_t stream) {
-    SHERD_CUDA_CHECK(cudaEventCreateWithFlags(&event_, cudaEventDisableTiming));
-    SHERD_CUDA_CHECK(cudaEventRecord(event_, stream));
-  }
-  ~CudaEvent() override { cudaEventDestroy(event_); }
-
-  cudaEvent_t get() const { return event_; }
-
-  bool done() override {
-    const cudaError_t state = cudaEventQuery(event_);
-    if (state == cudaErrorNotReady) return false;
-    SHERD_CUDA_CHECK(state);
-    return true;
-  }
-  void wait() override { SHERD_CUDA_CHECK(cudaEventSynchronize(event_)); }
-  bool wait_for(std::chrono::milliseconds time) override {
-    const auto end = std::chrono::steady_clock::now() + time;
-    while (!done()) {
-      if (std::chrono::steady_clock::now() >= end) return false;
-      std::this_thread::sleep_for(std::chrono::microseconds(20));
-    }
-    return true;
-  }
-
- private:
-  cudaEvent_t event_ = nullptr;
-};
-
-class CudaStream final : public Stream::Backend {
- public:
-  explicit CudaStream(int device) : device_(device) {
-    SHERD_CUDA_CHECK(cudaSetDevice(device_));
-    SHERD_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
-  }
-  ~CudaStream() override {
-    cudaStreamSynchronize(stream_);
-    cudaStreamDestroy(stream_);
-  }
-
-  void enqueue(std::function<void()> work) override {
-    SHERD_CUDA_CHECK(cudaSetDevice(device_));
-    work();
-  }
-  void enqueue_on_host(std::function<void()> work) override {
-    auto owned = std::make_unique<std::function<void()>>(std::move(work));
-    const auto run = [](void* data) {
-      const std::unique_ptr<std::function<void()>> mine(static_cast<std::function<void()>*>(data));
-      (*mine)();
-    };
-    SHERD_CUDA_CHECK(cudaLaunchHostFunc(stream_, run, owned.get()));
-    owned.release();
-  }
-  Event record() override {
-    return Event(std::make_shared<CudaEvent>(static_cast<cudaStream_t>(native())));
-  }
-  void wait(const Event& event) override {
-    if (const auto* cuda_event = dynamic_cast<const CudaEvent*>(event.state())) {
-      SHERD_CUDA_CHECK(cudaStreamWaitEvent(stream_, cuda_event->get(), 0));
-    } else {
-      event.wait();  // of a thread: what is enqueued later then starts after it
-    }
-  }
-  void synchronize() override { SHERD_CUDA_CHECK(cudaStreamSynchronize(stream_)); }
-  void* native() override {
-    SHERD_CUDA_CHECK(cudaSetDevice(device_));
-    return stream_;
-  }
-
- private:
-  int device_;
-  cudaStream_t stream_ = nullptr;
-};
 
 cudaStream_t stream_of(Stream& stream) {
   void* const native = stream.native();
@@ -189,10 +110,6 @@ std::string device_name(int device) {
   cudaDeviceProp properties;
   SHERD_CUDA_CHECK(cudaGetDeviceProperties(&properties, device));
   return properties.name;
-}
-
-std::unique_ptr<Stream> make_stream(int device, std::string name) {
-  return std::make_unique<Stream>(std::make_unique<CudaStream>(device), std::move(name));
 }
 
 std::unique_ptr<MemorySource> make_device_memory(int device, Stream& stream) {
