@@ -2,16 +2,16 @@
 // Note [Attention as cuDNN knows it]
 // Forward is one operation of cuDNN (since 9.13), or where no engine takes that one, the products
 // and the softmax that its engines know together as attention. Backward has an operation too, but
-// no engine of 9.19 takes it, so it is the graph of products. In graphs keys (and values, in
-// backward) are given transposed; between two products everything is fp32 but what a product reads,
-// which is of the tensors' type. The engines go by the shape of the whole graph: operations that
-// seem idle, such as the one by 1, are part of it.
+// no engine of 9.19 is proposed for it, so it is the graph of products. In graphs keys (and values,
+// in backward) are given transposed; between two products everything is fp32 but what a product
+// reads, which is of the tensors' type. Engines go by the shape of the whole graph: without the
+// product by 1 in backward, which seems idle, they take more workspace.
 //
 // The gradient of the queries is what may be summed in an order that changes: with a tensor of fp32
 // between dS k and it, blocks of keys add to that tensor as they come. Without that tensor engines
-// keep dS in workspace, for each head queries * keys numbers of 16 bits, and sum in one order. The
-// note by which cuDNN marks nondeterministic engines says nothing here: in 9.19 it stands beside
-// neither.
+// keep dS in workspace and sum in one order: 2 bytes for each sample, head, query and key, queries
+// and keys rounded up to 128. The note by which cuDNN marks nondeterministic engines says nothing
+// here: in 9.19 it stands beside neither.
 //
 // Statistics and the sums of dO * O must be gapless: for other strides engines give wrong gradients
 // and no error. The natural log-sum-exp that forward writes is the one that backward subtracts, so

@@ -69,7 +69,10 @@ std::vector<double> inputs(std::int64_t count, const char* name) {
 
 template <typename T>
 void compare(Context& own, Context& cudnn, const Sizes& s) {
-  CAPTURE(s.batch, s.tokens, s.heads, s.head_dim);
+  CAPTURE(s.batch);
+  CAPTURE(s.tokens);
+  CAPTURE(s.heads);
+  CAPTURE(s.head_dim);
   const std::int64_t count = s.batch * s.tokens * s.heads * s.head_dim;
   const std::vector<double> packed = inputs<T>(3 * count, "packed");
   const std::vector<double> grad_output = inputs<T>(count, "grad");
@@ -78,16 +81,18 @@ void compare(Context& own, Context& cudnn, const Sizes& s) {
   const Passes plain = run<T>(cpu, cpu, s, packed, grad_output);
   const double output = test::error_of(plain.output, exact.output);
   const double grad = test::error_of(plain.grad, exact.grad);
-  const std::pair<Context*, Context*> pairs[] = {{&cudnn, &cudnn}, {&own, &cudnn}, {&cudnn, &own}};
-  for (const auto& [first, second] : pairs) {
-    CAPTURE(first == &own);
-    CAPTURE(second == &own);
-    const Passes passes = run<T>(*first, *second, s, packed, grad_output);
+  const struct {
+    const char* name;
+    Context &first, &second;
+  } pairs[] = {{"cuDNN", cudnn, cudnn}, {"ours, cuDNN", own, cudnn}, {"cuDNN, ours", cudnn, own}};
+  for (const auto& pair : pairs) {
+    CAPTURE(pair.name);
+    const Passes passes = run<T>(pair.first, pair.second, s, packed, grad_output);
     CHECK(test::error_of(passes.output, exact.output) <= 2 * output);
     // fp32, of scores that are sums of products in fp32.
     CHECK(test::error_of(passes.lse, exact.lse) <= 1e-5);
     CHECK(test::error_of(passes.grad, exact.grad) <= 3 * grad);
-    const Passes again = run<T>(*first, *second, s, packed, grad_output);
+    const Passes again = run<T>(pair.first, pair.second, s, packed, grad_output);
     CHECK(again.output == passes.output);
     CHECK(again.lse == passes.lse);
     CHECK(again.grad == passes.grad);
