@@ -97,6 +97,8 @@ TEST_CASE("cli: bench kernels of one kind, for people") {
 
   refuses("bench kernels --models giant", {"--models", "'giant'", "known: tiny, small, base"});
   refuses("bench kernels --device meta", {"--device meta", "use cpu or cuda"});
+  refuses("bench kernels --attention fast", {"--attention", "auto, own or cudnn", "'fast'"});
+  refuses("bench kernels --attention cudnn", {"computes on device cuda", "this is cpu"});
   refuses("bench kernels --dtype f64", {"--dtype", "bf16, f16 or f32", "got f64"});
   refuses(kKernels + "--only lstm", {"--only", "'lstm'"});
   refuses("bench kernels --buffer 12", {"--buffer", "4096"});

@@ -4,6 +4,7 @@
 #include "kernel_cases.h"
 #include "kernel_timer.h"
 
+#include <sherd/kernels/attention.h>
 #include <sherd/kernels/elementwise.h>
 #include <sherd/kernels/matmul.h>
 #include <sherd/kernels/random.h>
@@ -18,7 +19,7 @@ namespace sherd::cli {
 namespace {
 
 struct KernelOptions {
-  std::string device = "cpu", dtype = "bf16", only, buffer;
+  std::string device = "cpu", attention = "auto", dtype = "bf16", only, buffer;
   std::vector<std::string> models = {"base", "large", "huge"};
   std::vector<std::int64_t> tokens;
   std::int64_t batch_size = 0, matrix = 0;
@@ -185,9 +186,11 @@ int bench_kernels(KernelOptions options) {
   check_one_process("bench kernels");
   ContextOptions settings;
   settings.device = device_from_name(options.device);
+  settings.attention = parse_attention(options.attention);
   settings.threads = options.threads;
   SHERD_CHECK(settings.device != Device::meta,
               "--device meta: computes nothing that could be timed; use cpu or cuda");
+  require_attention(settings.attention, settings.device);
   SHERD_CHECK(
       options.batch_size >= 0 && options.matrix >= 0 && options.repeat >= 0 && options.threads >= 0,
       "--batch-size, --matrix, --repeat and --threads must not be negative");
@@ -223,6 +226,9 @@ Command add_bench_kernels(CLI::App& parent) {
                             "  sherd bench kernels --models tiny --dtype f32\n");
   auto options = std::make_shared<KernelOptions>();
   app->add_option("--device", options->device, "cpu or cuda [cpu]")->type_name("TEXT");
+  app->add_option("--attention", options->attention,
+                  "whose attention on cuda: own, cudnn, or auto: own [auto]")
+      ->type_name("TEXT");
   app->add_option("--models", options->models,
                   "sizes of ViT: tiny, small, base, large, huge [base,large,huge]")
       ->type_name("TEXT,...")

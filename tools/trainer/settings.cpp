@@ -112,13 +112,6 @@ std::string toml_quoted(const std::string& text) {
   return out.str();
 }
 
-AttentionKernels attention_kernels(const std::string& name) {
-  if (name == "auto") return AttentionKernels::automatic;
-  if (name == "own") return AttentionKernels::own;
-  SHERD_CHECK(name == "cudnn", "--attention: expected auto, own or cudnn, got '{}'", name);
-  return AttentionKernels::cudnn;
-}
-
 }  // namespace
 
 const std::vector<Setting>& setting_table() {
@@ -459,13 +452,20 @@ std::size_t parse_bytes(const std::string& text, const std::string& source) {
   fail("{}: expected an amount of memory such as 6GiB or 512MiB, got '{}'", source, text);
 }
 
+AttentionKernels parse_attention(const std::string& name) {
+  if (name == "auto") return AttentionKernels::automatic;
+  if (name == "own") return AttentionKernels::own;
+  SHERD_CHECK(name == "cudnn", "--attention: expected auto, own or cudnn, got '{}'", name);
+  return AttentionKernels::cudnn;
+}
+
 ContextOptions context_options(const TrainSettings& settings) {
   check_range("--threads", settings.threads, 0, 1024);
   SHERD_CHECK(settings.seed >= 0, "--seed: expected a number from 0 on, got {}", settings.seed);
   ContextOptions options;
   options.device = device_from_name(settings.device);
   options.threads = static_cast<int>(settings.threads);
-  options.attention = attention_kernels(settings.attention);
+  options.attention = parse_attention(settings.attention);
   require_attention(options.attention, options.device);
   options.seed = static_cast<std::uint64_t>(settings.seed);
   options.memory_limit = parse_bytes(settings.memory_limit, "--memory-limit");

@@ -100,6 +100,8 @@ SHERD_API void check_range(const char* flag, std::int64_t value, std::int64_t lo
 SHERD_API double number_from_text(const std::string& text, const std::string& source);
 // "6GiB", "512MiB", "1000000" → bytes; empty → 0.
 SHERD_API std::size_t parse_bytes(const std::string& text, const std::string& source);
+// Of --attention: auto, own or cudnn.
+SHERD_API AttentionKernels parse_attention(const std::string& name);
 
 SHERD_API ContextOptions context_options(const TrainSettings& settings);
 // Model settings for images of this shape.
