@@ -44,7 +44,9 @@ void wait_copies(int groups_left) {
     if (copy.group < done) {
       const PendingCopy c = copy;
       hide_end();
-      std::memcpy(c.to, c.from, static_cast<std::size_t>(c.source_bytes));
+      if (c.source_bytes != 0) {  // the source may be null then
+        std::memcpy(c.to, c.from, static_cast<std::size_t>(c.source_bytes));
+      }
       std::memset(c.to + c.source_bytes, 0, static_cast<std::size_t>(c.bytes - c.source_bytes));
       hide_begin();
     } else {

@@ -9,7 +9,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <fstream>
-#include <iterator>
 #include <vector>
 
 namespace emulator {
@@ -57,8 +56,11 @@ std::string demangled(const char* name) {
 std::string function_name(const void* address) {
   Module module{reinterpret_cast<std::uintptr_t>(address), 0, ""};
   if (dl_iterate_phdr(find_module, &module) == 0) return "";
-  std::ifstream stream(module.file, std::ios::binary);
-  const std::vector<char> file((std::istreambuf_iterator<char>(stream)), {});
+  std::ifstream stream(module.file, std::ios::binary | std::ios::ate);
+  if (!stream) return "";
+  std::vector<char> file(static_cast<std::size_t>(stream.tellg()));
+  stream.seekg(0);
+  stream.read(file.data(), static_cast<std::streamsize>(file.size()));
   const auto* header = at<ElfW(Ehdr)>(file, 0);
   if (header == nullptr || std::memcmp(header->e_ident, ELFMAG, SELFMAG) != 0) return "";
   const auto* sections = at<ElfW(Shdr)>(file, header->e_shoff, header->e_shnum);

@@ -311,7 +311,7 @@ TEST_CASE("emulator: messages name templates with their arguments, and the next 
   const std::string message = mistake([] { run(with_arguments<7>, 1, 32, nullptr, 0L); });
   CHECK(contains(message, "with_arguments<7>(float const*, long)"));
   // Often: fibers of abandoned launches must come back.
-  for (int i = 0; i < (EMULATOR_TSAN ? 10 : 300); ++i) {
+  for (int i = 0; i < (EMULATOR_TSAN || EMULATOR_ASAN ? 10 : 300); ++i) {
     CHECK_FALSE(mistake([] { run(divergent_barrier, 1, 1024); }).empty());
     run(harmless, 2, 1024);
   }

