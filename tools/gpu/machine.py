@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import sysconfig
+import threading
 
 from . import pack
 
@@ -59,6 +60,31 @@ def smi(fields):
         return {}
     values = [value.strip() for value in text.strip().split(",")]
     return dict(zip(("smi_" + field.replace(".", "_") for field in fields.split(",")), values)) if text else {}
+
+
+class Load:
+    """Clocks, power and temperature while something runs: `with Load() as load: ...`, then load.ranges."""
+
+    FIELDS = "clocks.sm,clocks.mem,power.draw,temperature.gpu"
+
+    def __enter__(self):
+        self.samples, self.done = [], threading.Event()
+        self.thread = threading.Thread(target=self.sample)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.done.set()
+        self.thread.join()
+        self.ranges = {}
+        for key in sorted({key for sample in self.samples for key in sample}):
+            values = [float(s[key]) for s in self.samples if re.fullmatch(r"[0-9.]+", s.get(key, ""))]
+            if values:
+                self.ranges[key] = [min(values), max(values)]
+
+    def sample(self):
+        while not self.done.wait(2):
+            self.samples.append(smi(self.FIELDS))
 
 
 def python_libraries():

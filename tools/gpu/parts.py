@@ -163,18 +163,21 @@ def step(report, folder, env, model, batch, rehearse, quiet=False, how="", more=
     return None if text is None else last_json(text)["images_per_second"]
 
 
-def torch_state(python, env, device):
+# PyTorch runs in the caller's environment, not in the build's: it must find its own libraries.
+
+
+def torch_state(python, device):
     """Why PyTorch's steps cannot be run, or None."""
     test = "import torch; assert torch.cuda.is_available(), 'it sees no GPU'" if device == "cuda" else "import torch"
     try:
         result = subprocess.run([python, "-c", test], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
-                                env=env, timeout=60)
+                                timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         return str(error)
     return None if result.returncode == 0 else result.stderr.strip().splitlines()[-1]
 
 
-def torch_step(report, root, python, env, model, batch, ours, compiled, device):
+def torch_step(report, root, python, model, batch, ours, compiled, device):
     """PyTorch's step on the same batch, or on half of it and so on where its memory does not hold that."""
     kind = "compiled" if compiled else "eager"
     while batch >= 1:
@@ -182,7 +185,7 @@ def torch_step(report, root, python, env, model, batch, ours, compiled, device):
                    PRESETS.get(model, "vit_tiny_patch16_224"), "--batch-size", str(batch), "--precision", "bf16",
                    "--steps", "10" if device == "cuda" else "1", "--json"] + (["--compile"] if compiled else [])
         name = "torch %s %s, batch %d" % (model, kind, batch)
-        text = report.run(name, command, 90, env, quiet=batch > 8,
+        text = report.run(name, command, 90, quiet=batch > 8,
                           summary=lambda text: "%.0f images/s" % last_json(text)["images_per_s"])
         if text is not None:
             theirs = last_json(text)["images_per_s"]
