@@ -52,6 +52,7 @@ std::vector<View> views() {
       {"rows of 33", {5, 33}, {40, 1}},
       {"rows of 64", {40, 64}, {128, 1}},
       {"rows of 64, one element late", {6, 64}, {128, 1}, 1},
+      {"rows of 64, at odd distances", {2, 6, 64}, {800, 97, 1}},
       {"every second", {300}, {2}},
       permuted("transposed", {70, 45}, {1, 0}),
       permuted("transposed, whole tiles", {64, 96}, {1, 0}),
