@@ -16,6 +16,11 @@ void check_drop(const char* what, double drop, const std::string& name) {
   SHERD_CHECK(drop >= 0.0 && drop < 1.0, "{}: the drop rate must be in [0, 1), got {}", what, drop);
 }
 
+void check_repeatable(const char* what, const Context& context) {
+  SHERD_CHECK(!context.capturing(),
+              "{} draws other numbers in every step, which a captured step would repeat", what);
+}
+
 struct DropoutNode final : Node {
   DropoutNode(double rate, const RandomStream& random, std::int64_t index)
       : drop(rate), stream(random), first_index(index) {}
@@ -50,6 +55,7 @@ struct DropPathNode final : Node {
 Variable dropout(const Variable& x, double drop, const std::string& name) {
   check_drop("dropout", drop, name);
   if (drop == 0.0) return x;
+  check_repeatable("dropout", x.context());
   Context& context = x.context();
   const RandomPosition& position = context.random_position();
   const RandomStream stream(context.seed(), "dropout", name, position.step);
@@ -63,6 +69,7 @@ Variable add_drop_path(const Variable& residual, const Variable& x, double drop,
                        const std::string& name) {
   check_drop("drop_path", drop, name);
   if (drop == 0.0) return add(residual, x);
+  check_repeatable("drop_path", x.context());
   Context& context = x.context();
   const RandomPosition& position = context.random_position();
   const RandomStream stream(context.seed(), "drop_path", name, position.step);

@@ -36,6 +36,10 @@ class LoneCommunicator final : public Communicator {
 
 }  // namespace
 
+std::size_t device_staging_bytes(int ranks) {
+  return ranks > 1 ? NcclOptions().staging_bytes : 0;
+}
+
 std::unique_ptr<Communicator> make_device_communicator(Communicator& host, Context& context,
                                                        Stream& stream, bool exact_sums) {
   if (host.size() == 1) return std::make_unique<LoneCommunicator>(host, stream);

@@ -3,10 +3,14 @@
 
 #include <sherd/kernels/cpu/elementwise.h>
 #include <sherd/kernels/cpu/gelu.h>
+#include <sherd/kernels/cuda/elementwise.h>
+#include <sherd/kernels/cuda/gelu.h>
 #include <sherd/kernels/dispatch.h>
 #include <sherd/kernels/elementwise.h>
 
 namespace sherd {
+
+using arguments::GeluForm;
 
 std::string_view name_of(Activation activation) {
   switch (activation) {
@@ -31,19 +35,18 @@ Tensor activation_forward(const Tensor& input, Activation activation) {
   Context& context = x.context();
   const Tensor out = Tensor::empty(context, x.shape(), x.dtype());
   if (context.is_meta()) return out;
-  const int threads = context.threads();
   const std::int64_t n = x.numel();
   dispatch_floating(x.dtype(), "activation", [&](auto zero) {
     using T = decltype(zero);
     const T* from = x.data<T>();
     T* to = out.data<T>();
     switch (activation) {
-      case Activation::none: return cpu::cast<T, T>(threads, n, from, to);
-      case Activation::relu: return cpu::relu_forward<T>(threads, n, from, to);
+      case Activation::none: return SHERD_RUN_KERNEL(x, cast, n, from, to);
+      case Activation::relu: return SHERD_RUN_KERNEL(x, relu_forward, n, from, to);
       case Activation::gelu_erf:
-        return cpu::gelu_forward<T>(threads, n, cpu::GeluForm::exact, from, to);
+        return SHERD_RUN_KERNEL(x, gelu_forward, n, GeluForm::exact, from, to);
       case Activation::gelu_tanh:
-        return cpu::gelu_forward<T>(threads, n, cpu::GeluForm::tanh, from, to);
+        return SHERD_RUN_KERNEL(x, gelu_forward, n, GeluForm::tanh, from, to);
     }
   });
   return out;
@@ -55,19 +58,18 @@ Tensor activation_backward(const Tensor& grad_output, const Tensor& input, Activ
   Context& context = x.context();
   const Tensor out = Tensor::empty(context, x.shape(), x.dtype());
   if (context.is_meta()) return out;
-  const int threads = context.threads();
   const std::int64_t n = x.numel();
   dispatch_floating(x.dtype(), "activation_backward", [&](auto zero) {
     using T = decltype(zero);
     const T *from = x.data<T>(), *grad = g.data<T>();
     T* to = out.data<T>();
     switch (activation) {
-      case Activation::none: return cpu::cast<T, T>(threads, n, grad, to);
-      case Activation::relu: return cpu::relu_backward<T>(threads, n, from, grad, to);
+      case Activation::none: return SHERD_RUN_KERNEL(x, cast, n, grad, to);
+      case Activation::relu: return SHERD_RUN_KERNEL(x, relu_backward, n, from, grad, to);
       case Activation::gelu_erf:
-        return cpu::gelu_backward<T>(threads, n, cpu::GeluForm::exact, from, grad, to);
+        return SHERD_RUN_KERNEL(x, gelu_backward, n, GeluForm::exact, from, grad, to);
       case Activation::gelu_tanh:
-        return cpu::gelu_backward<T>(threads, n, cpu::GeluForm::tanh, from, grad, to);
+        return SHERD_RUN_KERNEL(x, gelu_backward, n, GeluForm::tanh, from, grad, to);
     }
   });
   return out;

@@ -7,6 +7,11 @@
 
 #include <type_traits>
 
+// Calls a kernel where tensor `x` lies: cuda::function(stream, ...) or cpu::function(threads, ...).
+#define SHERD_RUN_KERNEL(x, function, ...)                                                    \
+  ((x).device() == Device::cuda ? cuda::function((x).context().compute_stream(), __VA_ARGS__) \
+                                : cpu::function((x).context().threads(), __VA_ARGS__))
+
 namespace sherd {
 
 // Calls body with a value of the element type: dispatch_floating(x.dtype(), [&](auto zero) { ...
@@ -22,9 +27,20 @@ void dispatch_floating(DType dtype, const char* operation, const Body& body) {
   }
 }
 
+// Whether cuda's kernels compute on this tensor, or would where meta stands for cuda. On what lies
+// in the host's pool the processor does.
+inline bool computes_on_cuda(const Tensor& x) {
+  return x.context().target() == Device::cuda && x.storage().pool() == MemoryPool::device;
+}
+
 // The type a kernel over `dtype` computes in: fp64 for fp64, else fp32.
 inline DType compute_dtype(DType dtype) {
   return dtype == DType::f64 ? DType::f64 : DType::f32;
+}
+
+// Whether x lies in the host's memory beside a GPU (on meta: would).
+inline bool is_beside_gpu(const Tensor& x) {
+  return x.context().target() == Device::cuda && x.storage().pool() == MemoryPool::host;
 }
 
 // A scratch tensor of this many bytes, counted as workspace; undefined for 0 bytes.

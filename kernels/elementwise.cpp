@@ -3,9 +3,9 @@
 
 #include <sherd/kernels/cpu/elementwise.h>
 #include <sherd/kernels/cpu/strided_copy.h>
+#include <sherd/kernels/cuda/elementwise.h>
+#include <sherd/kernels/cuda/strided_copy.h>
 #include <sherd/kernels/dispatch.h>
-
-#include <algorithm>
 
 namespace sherd {
 namespace {
@@ -16,22 +16,57 @@ void check_row_scale(const char* operation, const Tensor& x, const Tensor& row_s
               "{}: {} does not fit {}", operation, row_scale.describe(), x.describe());
 }
 
+// Note [Kernels that reach both memories]
+// A GPU's kernels read and write the pinned memory of the host beside it. So what has one tensor
+// here and one there runs on the GPU, every element crosses the bus once, and no bytes are set
+// aside for it. The host does not wait: whoever computes with the tensor in its memory later does,
+// when it asks for the address (Storage::data).
+bool on_gpu(const Tensor& a, const Tensor& b) {
+  return a.device() == Device::cuda || b.device() == Device::cuda;
+}
+// After work on the compute stream over both.
+void record_host_use(const Tensor& a, const Tensor& b) {
+  if (!is_beside_gpu(a) && !is_beside_gpu(b)) return;
+  const Event used = a.context().compute_stream().record();
+  for (const Tensor* x : {&a, &b}) {
+    if (is_beside_gpu(*x)) x->storage().record_use(used);
+  }
+}
+
+template <typename From, typename To>
+void convert_elements(const Tensor& x, const Tensor& out) {
+  Context& context = x.context();
+  if (on_gpu(x, out)) {
+    cuda::cast(context.compute_stream(), x.numel(), static_cast<const From*>(x.raw_address()),
+               static_cast<To*>(out.raw_address()));
+    record_host_use(x, out);
+  } else {
+    cpu::cast(context.threads(), x.numel(), static_cast<const From*>(x.raw_data()),
+              static_cast<To*>(out.raw_data()));
+  }
+}
+
 // Both contiguous, of any floating types; x may hold u8.
 void convert(const char* operation, const Tensor& x, const Tensor& out) {
-  Context& context = x.context();
-  if (context.is_meta()) return;
+  if (x.context().is_meta()) return;
   dispatch_floating(out.dtype(), operation, [&](auto to_zero) {
     using To = decltype(to_zero);
-    if (x.dtype() == DType::u8) {
-      cpu::cast<std::uint8_t, To>(context.threads(), x.numel(), x.data<std::uint8_t>(),
-                                  out.data<To>());
-      return;
-    }
-    dispatch_floating(x.dtype(), operation, [&](auto from_zero) {
-      using From = decltype(from_zero);
-      cpu::cast<From, To>(context.threads(), x.numel(), x.data<From>(), out.data<To>());
-    });
+    if (x.dtype() == DType::u8) return convert_elements<std::uint8_t, To>(x, out);
+    dispatch_floating(x.dtype(), operation,
+                      [&](auto from_zero) { convert_elements<decltype(from_zero), To>(x, out); });
   });
+}
+
+// Of one type; x may be strided.
+void copy_elements(const Tensor& x, const Tensor& out) {
+  arguments::StridedView view;
+  for (int d = 0; d < x.rank(); ++d) append(view, x.dim(d), x.stride(d));
+  const std::size_t size = size_of(x.dtype());
+  Context& context = x.context();
+  if (!on_gpu(x, out))
+    return cpu::strided_copy(context.threads(), view, size, x.raw_data(), out.raw_data());
+  cuda::strided_copy(context.compute_stream(), view, size, x.raw_address(), out.raw_address());
+  record_host_use(x, out);
 }
 
 }  // namespace
@@ -43,7 +78,7 @@ void fill(const Tensor& out, double value) {
   if (context.is_meta()) return;
   dispatch_floating(out.dtype(), "fill", [&](auto zero) {
     using T = decltype(zero);
-    cpu::fill<T>(context.threads(), out.numel(), static_cast<cpu::acc_t<T>>(value), out.data<T>());
+    SHERD_RUN_KERNEL(out, fill<T>, out.numel(), static_cast<cpu::acc_t<T>>(value), out.data<T>());
   });
 }
 
@@ -62,7 +97,7 @@ Tensor add(const Tensor& a, const Tensor& b) {
   if (context.is_meta()) return out;
   dispatch_floating(x.dtype(), "add", [&](auto zero) {
     using T = decltype(zero);
-    cpu::add<T>(context.threads(), x.numel(), x.data<T>(), y.data<T>(), out.data<T>());
+    SHERD_RUN_KERNEL(out, add<T>, x.numel(), x.data<T>(), y.data<T>(), out.data<T>());
   });
   return out;
 }
@@ -70,13 +105,20 @@ Tensor add(const Tensor& a, const Tensor& b) {
 void add_inplace(const Tensor& sum, const Tensor& x) {
   check_same("add_inplace", sum, x);
   SHERD_CHECK(sum.is_contiguous(), "add_inplace: {} is not contiguous", sum.describe());
-  const Tensor from = contiguous(x);
+  const Tensor from = x.is_contiguous() ? x : contiguous(x);
   sum.storage().mark_modified();
   Context& context = sum.context();
   if (context.is_meta()) return;
   dispatch_floating(sum.dtype(), "add_inplace", [&](auto zero) {
     using T = decltype(zero);
-    cpu::add_inplace<T>(context.threads(), sum.numel(), from.data<T>(), sum.data<T>());
+    if (!on_gpu(sum, from)) {
+      cpu::add_inplace(context.threads(), sum.numel(), from.data<T>(), sum.data<T>());
+      return;
+    }
+    cuda::add_inplace(context.compute_stream(), sum.numel(),
+                      static_cast<const T*>(from.raw_address()),
+                      static_cast<T*>(sum.raw_address()));
+    record_host_use(sum, from);
   });
 }
 
@@ -87,14 +129,14 @@ Tensor scale(const Tensor& x, double factor) {
   if (context.is_meta()) return out;
   dispatch_floating(from.dtype(), "scale", [&](auto zero) {
     using T = decltype(zero);
-    cpu::scale<T>(context.threads(), from.numel(), from.data<T>(),
-                  static_cast<cpu::acc_t<T>>(factor), out.data<T>());
+    SHERD_RUN_KERNEL(out, scale<T>, from.numel(), from.data<T>(),
+                     static_cast<cpu::acc_t<T>>(factor), out.data<T>());
   });
   return out;
 }
 
 Tensor cast(const Tensor& x, DType dtype, MemoryCategory category) {
-  const Tensor from = contiguous(x);
+  const Tensor from = x.is_contiguous() ? x : contiguous(x);
   const Tensor out = Tensor::empty(from.context(), from.shape(), dtype, category);
   convert("cast", from, out);
   return out;
@@ -107,14 +149,11 @@ void copy(const Tensor& out, const Tensor& x) {
               out.describe(), x.describe());
   SHERD_CHECK(out.is_contiguous(), "copy: {} is not contiguous", out.describe());
   out.storage().mark_modified();
-  Context& context = x.context();
-  if (out.dtype() != x.dtype()) return convert("copy", contiguous(x), out);
-  if (context.is_meta() || x.numel() == 0) return;
-  cpu::StridedView view;
-  view.rank = x.rank();
-  std::ranges::copy(x.shape().dims(), view.size.begin());
-  view.stride = x.strides();
-  cpu::strided_copy(context.threads(), view, size_of(x.dtype()), x.raw_data(), out.raw_data());
+  if (out.dtype() != x.dtype()) {
+    convert("copy", x.is_contiguous() ? x : contiguous(x), out);
+  } else if (!x.context().is_meta() && x.numel() > 0) {
+    copy_elements(x, out);
+  }
 }
 
 Tensor clone(const Tensor& x, MemoryCategory category) {
@@ -124,34 +163,34 @@ Tensor clone(const Tensor& x, MemoryCategory category) {
 }
 
 Tensor contiguous(const Tensor& x) {
-  return x.is_contiguous() ? x : clone(x);
+  return x.is_contiguous() && !is_beside_gpu(x) ? x : clone(x);
 }
 
 Tensor add_scaled_rows(const Tensor& a, const Tensor& b, const Tensor& row_scale) {
   check_same("add_scaled_rows", a, b);
   check_row_scale("add_scaled_rows", b, row_scale);
-  const Tensor x = contiguous(a), y = contiguous(b);
+  const Tensor x = contiguous(a), y = contiguous(b), factors = contiguous(row_scale);
   Context& context = x.context();
   const Tensor out = Tensor::empty(context, x.shape(), x.dtype());
   if (context.is_meta() || x.numel() == 0) return out;
   dispatch_floating(x.dtype(), "add_scaled_rows", [&](auto zero) {
     using T = decltype(zero);
-    cpu::add_scaled_rows<T>(context.threads(), x.dim(0), x.numel() / x.dim(0), x.data<T>(),
-                            y.data<T>(), row_scale.data<cpu::acc_t<T>>(), out.data<T>());
+    SHERD_RUN_KERNEL(out, add_scaled_rows<T>, x.dim(0), x.numel() / x.dim(0), x.data<T>(),
+                     y.data<T>(), factors.data<cpu::acc_t<T>>(), out.data<T>());
   });
   return out;
 }
 
 Tensor scale_rows(const Tensor& x, const Tensor& row_scale) {
   check_row_scale("scale_rows", x, row_scale);
-  const Tensor from = contiguous(x);
+  const Tensor from = contiguous(x), factors = contiguous(row_scale);
   Context& context = from.context();
   const Tensor out = Tensor::empty(context, from.shape(), from.dtype());
   if (context.is_meta() || from.numel() == 0) return out;
   dispatch_floating(from.dtype(), "scale_rows", [&](auto zero) {
     using T = decltype(zero);
-    cpu::scale_rows<T>(context.threads(), from.dim(0), from.numel() / from.dim(0), from.data<T>(),
-                       row_scale.data<cpu::acc_t<T>>(), out.data<T>());
+    SHERD_RUN_KERNEL(out, scale_rows<T>, from.dim(0), from.numel() / from.dim(0), from.data<T>(),
+                     factors.data<cpu::acc_t<T>>(), out.data<T>());
   });
   return out;
 }

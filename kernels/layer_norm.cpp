@@ -2,6 +2,7 @@
 #include <sherd/kernels/layer_norm.h>
 
 #include <sherd/kernels/cpu/layer_norm.h>
+#include <sherd/kernels/cuda/layer_norm.h>
 #include <sherd/kernels/dispatch.h>
 #include <sherd/kernels/elementwise.h>
 
@@ -28,17 +29,22 @@ LayerNormOutput layer_norm_forward(const Tensor& input, const Tensor& weight, co
   if (context.is_meta()) return out;
   dispatch_floating(x.dtype(), "layer_norm", [&](auto zero) {
     using T = decltype(zero);
-    cpu::LayerNormForward<T> p;
+    using A = arguments::acc_t<T>;
+    arguments::LayerNormForward<T> p;
     p.rows = rows;
     p.cols = cols;
     p.input = x.data<T>();
     p.weight = w.data<T>();
     p.bias = b.data<T>();
-    p.eps = static_cast<cpu::acc_t<T>>(eps);
+    p.eps = static_cast<A>(eps);
     p.output = out.output.data<T>();
-    p.mean = out.mean.data<cpu::acc_t<T>>();
-    p.rstd = out.rstd.data<cpu::acc_t<T>>();
-    cpu::layer_norm_forward<T>(context.threads(), p);
+    p.mean = out.mean.data<A>();
+    p.rstd = out.rstd.data<A>();
+    if (context.target() == Device::cuda) {
+      cuda::layer_norm_forward<T>(context.compute_stream(), p);
+    } else {
+      cpu::layer_norm_forward<T>(context.threads(), p);
+    }
   });
   return out;
 }
@@ -69,11 +75,13 @@ LayerNormGradients layer_norm_backward(const Tensor& grad_output, const Tensor& 
   }
   dispatch_floating(x.dtype(), "layer_norm_backward", [&](auto zero) {
     using T = decltype(zero);
-    using A = cpu::acc_t<T>;
-    const Tensor scratch = workspace(
-        context, want_weight ? cpu::layer_norm_backward_workspace_bytes<T>(rows, cols) : 0);
+    using A = arguments::acc_t<T>;
+    const bool on_cuda = context.target() == Device::cuda;
+    const std::size_t bytes = on_cuda ? cuda::layer_norm_backward_workspace_bytes<T>(rows, cols)
+                                      : cpu::layer_norm_backward_workspace_bytes<T>(rows, cols);
+    const Tensor scratch = workspace(context, want_weight ? bytes : 0);
     if (context.is_meta()) return;
-    cpu::LayerNormBackward<T> p;
+    arguments::LayerNormBackward<T> p;
     p.rows = rows;
     p.cols = cols;
     p.input = x.data<T>();
@@ -88,7 +96,11 @@ LayerNormGradients layer_norm_backward(const Tensor& grad_output, const Tensor& 
       p.grad_bias = grads.bias.data<A>();
       p.workspace = static_cast<A*>(workspace_data(scratch));
     }
-    cpu::layer_norm_backward<T>(context.threads(), p);
+    if (on_cuda) {
+      cuda::layer_norm_backward<T>(context.compute_stream(), p);
+    } else {
+      cpu::layer_norm_backward<T>(context.threads(), p);
+    }
   });
   return grads;
 }

@@ -3,6 +3,7 @@
 
 #include <sherd/kernels/cpu/parallel.h>
 #include <sherd/kernels/cpu/reduce.h>
+#include <sherd/kernels/cuda/reduce.h>
 #include <sherd/kernels/dispatch.h>
 #include <sherd/kernels/elementwise.h>
 
@@ -19,18 +20,31 @@ Tensor sum(const Tensor& x, double factor) {
   const Tensor out = Tensor::empty(context, {}, compute_dtype(from.dtype()));
   dispatch_floating(from.dtype(), "sum", [&](auto zero) {
     using T = decltype(zero);
-    using A = cpu::acc_t<T>;
-    const Tensor scratch = workspace(context, cpu::reduce_workspace_bytes<T>(from.numel()));
+    using A = arguments::acc_t<T>;
+    const bool on_cuda = computes_on_cuda(from);
+    const std::int64_t n = from.numel();
+    const Tensor scratch = workspace(
+        context, on_cuda ? cuda::reduce_workspace_bytes<T>(n) : cpu::reduce_workspace_bytes<T>(n));
     if (context.is_meta()) return;
-    const A total = cpu::sum<T>(context.threads(), from.numel(), from.data<T>(),
-                                static_cast<A*>(workspace_data(scratch)));
-    *out.data<A>() = total * static_cast<A>(factor);
+    A* const partial = static_cast<A*>(workspace_data(scratch));
+    if (on_cuda) {
+      cuda::sum<T>(context.compute_stream(), n, from.data<T>(), static_cast<A>(factor),
+                   out.data<A>(), partial);
+    } else {
+      *out.data<A>() =
+          cpu::sum<T>(context.threads(), n, from.data<T>(), partial) * static_cast<A>(factor);
+    }
   });
   return out;
 }
 
 void add_sum_of_squares(const Tensor& x, ExactSum& total) {
   const Tensor from = contiguous(x);
+  if (computes_on_cuda(from)) {
+    SquareSum squares(from.context());
+    squares.add(from);
+    return total.merge(squares.read());
+  }
   if (from.context().is_meta()) return;
   dispatch_floating(from.dtype(), "add_sum_of_squares", [&](auto zero) {
     using T = decltype(zero);
@@ -48,13 +62,47 @@ void add_sum_of_squares(const Tensor& x, ExactSum& total) {
   });
 }
 
+SquareSum::SquareSum(Context& context) {
+  if (context.target() != Device::cuda) return;
+  words_ = Tensor::zeros(context, {ExactSum::kWords}, DType::i64, MemoryCategory::workspace);
+}
+
+void SquareSum::add(const Tensor& x) {
+  const Tensor from = contiguous(x);
+  if (!computes_on_cuda(from)) return add_sum_of_squares(from, total_);
+  if (from.context().is_meta()) return;
+  dispatch_floating(x.dtype(), "add_sum_of_squares", [&](auto zero) {
+    using T = decltype(zero);
+    cuda::add_square_words<T>(from.context().compute_stream(), from.numel(), from.data<T>(),
+                              words_.data<std::int64_t>());
+  });
+}
+
+ExactSum SquareSum::read() const {
+  ExactSum total = total_;
+  if (!words_.defined() || words_.context().is_meta()) return total;
+  ExactSum::Words words;
+  words_.copy_to_host(words.data(), sizeof words);
+  total.merge(ExactSum::from_words(words));
+  return total;
+}
+
 std::int64_t first_non_finite(const Tensor& x) {
   const Tensor from = contiguous(x);
-  if (from.context().is_meta()) return -1;
+  Context& context = from.context();
+  const bool on_cuda = computes_on_cuda(from);
+  const Tensor found = workspace(context, on_cuda ? sizeof(std::int64_t) : 0);
   std::int64_t index = -1;
+  if (context.is_meta()) return index;
   dispatch_floating(from.dtype(), "first_non_finite", [&](auto zero) {
     using T = decltype(zero);
-    index = cpu::first_non_finite<T>(from.context().threads(), from.numel(), from.data<T>());
+    if (on_cuda) {
+      cuda::first_non_finite<T>(context.compute_stream(), from.numel(), from.data<T>(),
+                                static_cast<std::int64_t*>(workspace_data(found)));
+      found.copy_to_host(&index, sizeof index);
+    } else {
+      index = cpu::first_non_finite<T>(context.threads(), from.numel(), from.data<T>());
+    }
   });
   return index;
 }

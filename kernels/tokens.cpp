@@ -3,17 +3,19 @@
 
 #include <sherd/kernels/cpu/patchify.h>
 #include <sherd/kernels/cpu/tokens.h>
+#include <sherd/kernels/cuda/patchify.h>
+#include <sherd/kernels/cuda/tokens.h>
 #include <sherd/kernels/dispatch.h>
 #include <sherd/kernels/elementwise.h>
 
 namespace sherd {
 namespace {
 
-cpu::PatchShape patch_shape(const Shape& images, const PatchSize& patch) {
+arguments::PatchShape patch_shape(const Shape& images, const PatchSize& patch) {
   SHERD_CHECK(images.rank() == 4 || images.rank() == 5,
               "patchify: expected images [B, C, H, W] or [B, C, T, H, W], got {}",
               images.to_string());
-  cpu::PatchShape shape;
+  arguments::PatchShape shape;
   shape.batch = images.dim(0);
   shape.channels = images.dim(1);
   shape.time = images.rank() == 5 ? images.dim(2) : 1;
@@ -30,7 +32,7 @@ cpu::PatchShape patch_shape(const Shape& images, const PatchSize& patch) {
   return shape;
 }
 
-cpu::TokenShape token_shape(const Tensor& tokens) {
+arguments::TokenShape token_shape(const Tensor& tokens) {
   SHERD_CHECK(tokens.rank() == 3, "expected tokens [B, N, D], got {}", tokens.describe());
   return {tokens.dim(0), tokens.dim(1), tokens.dim(2)};
 }
@@ -38,7 +40,7 @@ cpu::TokenShape token_shape(const Tensor& tokens) {
 }  // namespace
 
 Tensor patchify(const Tensor& images, const PatchSize& patch) {
-  const cpu::PatchShape shape = patch_shape(images.shape(), patch);
+  const arguments::PatchShape shape = patch_shape(images.shape(), patch);
   const Tensor x = contiguous(images);
   Context& context = x.context();
   const std::int64_t columns = shape.channels * patch.frames * patch.height * patch.width;
@@ -46,24 +48,24 @@ Tensor patchify(const Tensor& images, const PatchSize& patch) {
       shape.time / patch.frames * (shape.height / patch.height) * (shape.width / patch.width);
   const Tensor out = Tensor::empty(context, {shape.batch, count, columns}, x.dtype());
   if (context.is_meta() || out.numel() == 0) return out;
-  cpu::patchify(context.threads(), shape, size_of(x.dtype()), x.raw_data(), out.raw_data());
+  SHERD_RUN_KERNEL(out, patchify, shape, size_of(x.dtype()), x.raw_data(), out.raw_data());
   return out;
 }
 
 Tensor unpatchify(const Tensor& patches, const Shape& images, const PatchSize& patch) {
-  const cpu::PatchShape shape = patch_shape(images, patch);
+  const arguments::PatchShape shape = patch_shape(images, patch);
   SHERD_CHECK(patches.numel() == images.numel(), "unpatchify: {} does not hold images {}",
               patches.describe(), images.to_string());
   const Tensor x = contiguous(patches);
   Context& context = x.context();
   const Tensor out = Tensor::empty(context, images, x.dtype());
   if (context.is_meta() || out.numel() == 0) return out;
-  cpu::unpatchify(context.threads(), shape, size_of(x.dtype()), x.raw_data(), out.raw_data());
+  SHERD_RUN_KERNEL(out, unpatchify, shape, size_of(x.dtype()), x.raw_data(), out.raw_data());
   return out;
 }
 
 Tensor assemble_tokens(const Tensor& patches, const Tensor& class_token, const Tensor& position) {
-  const cpu::TokenShape shape = token_shape(patches);
+  const arguments::TokenShape shape = token_shape(patches);
   const std::int64_t tokens = shape.tokens + (class_token.defined() ? 1 : 0);
   const auto fits = [&](const Tensor& x, const Shape& expected) {
     SHERD_CHECK(x.shape() == expected && x.dtype() == patches.dtype(),
@@ -79,7 +81,7 @@ Tensor assemble_tokens(const Tensor& patches, const Tensor& class_token, const T
   if (context.is_meta()) return out;
   dispatch_floating(x.dtype(), "assemble_tokens", [&](auto zero) {
     using T = decltype(zero);
-    cpu::AssembleTokens<T> p;
+    arguments::AssembleTokens<T> p;
     p.batch = shape.batch;
     p.patch_tokens = shape.tokens;
     p.dim = shape.dim;
@@ -87,13 +89,13 @@ Tensor assemble_tokens(const Tensor& patches, const Tensor& class_token, const T
     if (cls.defined()) p.cls = cls.data<T>();
     p.pos = pos.data<T>();
     p.out = out.data<T>();
-    cpu::assemble_tokens<T>(context.threads(), p);
+    SHERD_RUN_KERNEL(x, assemble_tokens<T>, p);
   });
   return out;
 }
 
 TokenGradients assemble_tokens_backward(const Tensor& grad_output, bool has_class_token) {
-  const cpu::TokenShape shape = token_shape(grad_output);
+  const arguments::TokenShape shape = token_shape(grad_output);
   const Tensor g = contiguous(grad_output);
   Context& context = g.context();
   const DType sums = compute_dtype(g.dtype());
@@ -105,7 +107,7 @@ TokenGradients assemble_tokens_backward(const Tensor& grad_output, bool has_clas
   if (!context.is_meta()) {
     dispatch_floating(g.dtype(), "assemble_tokens_backward", [&](auto zero) {
       using T = decltype(zero);
-      cpu::AssembleTokensBackward<T> p;
+      arguments::AssembleTokensBackward<T> p;
       p.batch = shape.batch;
       p.patch_tokens = patch_tokens;
       p.dim = shape.dim;
@@ -114,14 +116,14 @@ TokenGradients assemble_tokens_backward(const Tensor& grad_output, bool has_clas
       p.grad_patches = grads.patches.data<T>();
       if (has_class_token) p.grad_cls = grads.class_token.data<cpu::acc_t<T>>();
       p.grad_pos = grads.position.data<cpu::acc_t<T>>();
-      cpu::assemble_tokens_backward<T>(context.threads(), p);
+      SHERD_RUN_KERNEL(g, assemble_tokens_backward<T>, p);
     });
   }
   return grads;
 }
 
 Tensor select_token(const Tensor& tokens, std::int64_t index) {
-  const cpu::TokenShape shape = token_shape(tokens);
+  const arguments::TokenShape shape = token_shape(tokens);
   SHERD_CHECK(index >= 0 && index < shape.tokens, "select_token: token {} of {}", index,
               tokens.describe());
   const Tensor x = contiguous(tokens);
@@ -130,7 +132,7 @@ Tensor select_token(const Tensor& tokens, std::int64_t index) {
   if (context.is_meta()) return out;
   dispatch_floating(x.dtype(), "select_token", [&](auto zero) {
     using T = decltype(zero);
-    cpu::select_token<T>(context.threads(), shape, index, x.data<T>(), out.data<T>());
+    SHERD_RUN_KERNEL(x, select_token<T>, shape, index, x.data<T>(), out.data<T>());
   });
   return out;
 }
@@ -138,18 +140,18 @@ Tensor select_token(const Tensor& tokens, std::int64_t index) {
 Tensor select_token_backward(const Tensor& grad_output, std::int64_t count, std::int64_t index) {
   const Tensor g = contiguous(grad_output);
   Context& context = g.context();
-  const cpu::TokenShape shape{g.dim(0), count, g.dim(1)};
+  const arguments::TokenShape shape{g.dim(0), count, g.dim(1)};
   const Tensor out = Tensor::empty(context, {shape.batch, count, shape.dim}, g.dtype());
   if (context.is_meta()) return out;
   dispatch_floating(g.dtype(), "select_token_backward", [&](auto zero) {
     using T = decltype(zero);
-    cpu::select_token_backward<T>(context.threads(), shape, index, g.data<T>(), out.data<T>());
+    SHERD_RUN_KERNEL(g, select_token_backward<T>, shape, index, g.data<T>(), out.data<T>());
   });
   return out;
 }
 
 Tensor mean_tokens(const Tensor& tokens, std::int64_t first) {
-  const cpu::TokenShape shape = token_shape(tokens);
+  const arguments::TokenShape shape = token_shape(tokens);
   SHERD_CHECK(first >= 0 && first < shape.tokens, "mean_tokens: from token {} of {}", first,
               tokens.describe());
   const Tensor x = contiguous(tokens);
@@ -158,7 +160,7 @@ Tensor mean_tokens(const Tensor& tokens, std::int64_t first) {
   if (context.is_meta()) return out;
   dispatch_floating(x.dtype(), "mean_tokens", [&](auto zero) {
     using T = decltype(zero);
-    cpu::mean_tokens<T>(context.threads(), shape, first, x.data<T>(), out.data<T>());
+    SHERD_RUN_KERNEL(x, mean_tokens<T>, shape, first, x.data<T>(), out.data<T>());
   });
   return out;
 }
@@ -166,12 +168,12 @@ Tensor mean_tokens(const Tensor& tokens, std::int64_t first) {
 Tensor mean_tokens_backward(const Tensor& grad_output, std::int64_t count, std::int64_t first) {
   const Tensor g = contiguous(grad_output);
   Context& context = g.context();
-  const cpu::TokenShape shape{g.dim(0), count, g.dim(1)};
+  const arguments::TokenShape shape{g.dim(0), count, g.dim(1)};
   const Tensor out = Tensor::empty(context, {shape.batch, count, shape.dim}, g.dtype());
   if (context.is_meta()) return out;
   dispatch_floating(g.dtype(), "mean_tokens_backward", [&](auto zero) {
     using T = decltype(zero);
-    cpu::mean_tokens_backward<T>(context.threads(), shape, first, g.data<T>(), out.data<T>());
+    SHERD_RUN_KERNEL(g, mean_tokens_backward<T>, shape, first, g.data<T>(), out.data<T>());
   });
   return out;
 }

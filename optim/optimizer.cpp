@@ -22,16 +22,38 @@ class AdamW final : public Optimizer {
   }
 
   std::vector<std::string> state_names() const override { return {"exp_avg", "exp_avg_sq"}; }
+  std::int64_t scalar_count() const override { return kAdamWScalars; }
+  std::vector<double> scalars(double lr, double grad_scale) const override {
+    return adamw_scalars(step_of(lr, grad_scale, true));
+  }
+  bool update_flat(const FlatSpans& spans, double lr, double grad_scale) override {
+    std::vector<AdamWPart> parts;
+    for (const auto& [begin, decays] : spans.begins) {
+      if (parts.empty() || parts.back().decays != decays) parts.push_back({begin, decays});
+    }
+    adamw_update(spans.value, spans.grad, spans.state[0], spans.state[1],
+                 step_of(lr, grad_scale, true), scalars_place(), parts, spans.rounded);
+    return true;
+  }
 
  protected:
   void update_span(const ParameterSpan& span, std::span<const Tensor> state, double lr,
                    double grad_scale) override {
     adamw_update(span.value, span.grad, state[0], state[1],
-                 {lr, settings_.beta1, settings_.beta2, settings_.eps,
-                  span.weight_decay ? settings_.weight_decay : 0.0, steps_done(), grad_scale});
+                 step_of(lr, grad_scale, span.weight_decay), scalars_place());
   }
 
  private:
+  AdamWStep step_of(double lr, double grad_scale, bool decays) const {
+    return {lr,
+            settings_.beta1,
+            settings_.beta2,
+            settings_.eps,
+            decays ? settings_.weight_decay : 0.0,
+            steps_done(),
+            grad_scale};
+  }
+
   AdamWSettings settings_;
 };
 
@@ -66,6 +88,14 @@ class Sgd final : public Optimizer {
 }  // namespace
 
 Optimizer::~Optimizer() = default;
+
+bool Optimizer::update_flat(const FlatSpans&, double, double) {
+  return false;
+}
+
+std::vector<double> Optimizer::scalars(double, double) const {
+  return {};
+}
 
 void Optimizer::prepare(std::span<const ParameterSpan> spans, const StatePlace& place) {
   steps_ = 0;

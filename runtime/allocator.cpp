@@ -36,6 +36,7 @@ struct Allocator::Segment {
   std::byte* data;
   std::size_t bytes;
   bool small;  // for small requests
+  Pool* pool;
   std::vector<bool> absent = std::vector<bool>(bytes / kPage);
   std::size_t absent_pages = 0;
 
@@ -109,9 +110,36 @@ void Allocator::release(const MemoryBlock& block, MemoryCategory category,
   put_back(piece);
 }
 
+Allocator::FreePieces& Allocator::free_pieces(const Segment& segment) {
+  return segment.pool->pieces(segment.small);
+}
+
+void Allocator::begin_private() {
+  SHERD_INTERNAL_CHECK(current_ == &common_, "allocator: private memory inside private memory");
+  trim();  // what is cached would be kept beside it
+  current_ = &private_;
+  holds_private_ = true;
+}
+
+void Allocator::end_private() {
+  current_ = &common_;
+}
+
+void Allocator::free_private() {
+  holds_private_ = false;
+  for (const bool small : {false, true}) {
+    for (Piece* piece : private_.pieces(small)) {
+      // Its live neighbours follow when they are released.
+      piece->segment->pool = &common_;
+      common_.pieces(small).insert(piece);
+    }
+    private_.pieces(small).clear();
+  }
+}
+
 // The smallest free piece that fits.
 Allocator::Piece* Allocator::take(std::size_t bytes, bool small) {
-  FreePieces& pieces = free_pieces(small);
+  FreePieces& pieces = current_->pieces(small);
   Piece key;
   key.bytes = bytes;
   const auto found = pieces.lower_bound(&key);
@@ -132,19 +160,20 @@ void Allocator::split(Piece* piece, std::size_t bytes) {
   if (right->next != nullptr) right->next->previous = right;
   piece->next = right;
   piece->bytes = bytes;
-  free_pieces(small).insert(right);
+  free_pieces(*piece->segment).insert(right);
 }
 
 void Allocator::put_back(Piece* piece) {
   piece->free = true;
+  if (!holds_private_) piece->segment->pool = &common_;
   if (piece->next != nullptr && piece->next->free) piece = merge(piece, piece->next);
   if (piece->previous != nullptr && piece->previous->free) piece = merge(piece->previous, piece);
-  free_pieces(piece->segment->small).insert(piece);
+  free_pieces(*piece->segment).insert(piece);
 }
 
 // Two neighbours, both free, become one. Whichever is in the set of free pieces leaves it.
 Allocator::Piece* Allocator::merge(Piece* left, Piece* right) {
-  FreePieces& pieces = free_pieces(left->segment->small);
+  FreePieces& pieces = free_pieces(*left->segment);
   pieces.erase(left);
   pieces.erase(right);
   left->bytes += right->bytes;
@@ -171,7 +200,7 @@ Allocator::Piece* Allocator::reserve(std::size_t bytes, bool small) {
     data = source_->reserve(size, alignment);
   }
   if (data == nullptr) return nullptr;
-  auto* segment = new Segment{data, size, small};
+  auto* segment = new Segment{data, size, small, current_};
   if (exceeds(size)) {
     segment->absent.assign(size / kPage, true);
     segment->absent_pages = size / kPage;
@@ -209,7 +238,7 @@ bool Allocator::back_with_pages(const Piece& piece) {
 
 // Gives pages of free pieces back, of the largest first, until `more` bytes are within the limit.
 bool Allocator::make_room(std::size_t more) {
-  for (FreePieces* pieces : {&free_large_, &free_small_}) {
+  for (FreePieces* pieces : {&common_.large, &common_.small}) {
     for (auto it = pieces->rbegin(); exceeds(more) && it != pieces->rend(); ++it) {
       // As much as a huge page at once, for each time is a system call.
       give_back(**it, std::max(reserved_ + more - limit_, kHugePage));
@@ -240,7 +269,7 @@ void Allocator::give_back(Piece& piece, std::size_t most) {
 
 // A free piece without neighbours is a whole segment.
 void Allocator::trim() {
-  for (FreePieces* pieces : {&free_small_, &free_large_}) {
+  for (FreePieces* pieces : {&common_.small, &common_.large}) {
     for (auto it = pieces->begin(); it != pieces->end();) {
       Piece* piece = *it;
       if (piece->previous != nullptr || piece->next != nullptr) {

@@ -54,6 +54,12 @@ class SHERD_API Allocator {
   void release(const MemoryBlock& block, MemoryCategory category, std::vector<Event> pending);
   void trim();  // returns cached blocks to the system
 
+  // Memory that a captured graph goes on using: what is allocated between the two calls comes from
+  // segments of its own, which serve nobody else until free_private().
+  void begin_private();
+  void end_private();
+  void free_private();  // of all; what is still live stays until it is released, then is cached
+
   Ledger& ledger() { return ledger_; }
   const Ledger& ledger() const { return ledger_; }
   std::size_t reserved_bytes() const { return reserved_; }  // live and cached
@@ -77,10 +83,15 @@ class SHERD_API Allocator {
   };
   using FreePieces = std::set<Piece*, BySize>;  // best fit, then lowest address: deterministic
 
-  FreePieces& free_pieces(bool small) { return small ? free_small_ : free_large_; }
+  struct Pool {
+    FreePieces small, large;
+    FreePieces& pieces(bool of_small) { return of_small ? small : large; }
+  };
+
+  static FreePieces& free_pieces(const Segment& segment);
   bool exceeds(std::size_t more) const { return limit_ > 0 && reserved_ + more > limit_; }
   void count_reserved(std::size_t bytes);
-  Piece* take(std::size_t bytes, bool small);
+  Piece* take(std::size_t bytes, bool small);  // null where none fits
   Piece* reserve(std::size_t bytes, bool small);
   [[noreturn]] void refuse(std::size_t bytes, MemoryCategory category, std::size_t limit) const;
   bool back_with_pages(const Piece& piece);
@@ -97,7 +108,9 @@ class SHERD_API Allocator {
   std::size_t granule_, alignment_;
   std::size_t reserved_ = 0, peak_reserved_ = 0;
   Ledger ledger_;
-  FreePieces free_small_, free_large_;
+  Pool common_, private_;
+  Pool* current_ = &common_;
+  bool holds_private_ = false;
 };
 
 }  // namespace sherd

@@ -41,7 +41,7 @@ Context::Context(const ContextOptions& options) : options_(options) {
 }
 
 std::unique_ptr<Stream> Context::make_stream(std::string name) {
-  if (device() == Device::cuda) return cuda::make_stream(device_index(), std::move(name));
+  if (device() == Device::cuda) return cuda::make_sibling(*compute_stream_, std::move(name));
   return std::make_unique<Stream>(is_meta() ? Stream::Kind::meta : Stream::Kind::worker,
                                   std::move(name));
 }

@@ -16,8 +16,8 @@
 namespace sherd {
 
 // Four 32-bit words from a 128-bit counter and a 64-bit key.
-inline std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
-                                               std::array<std::uint32_t, 2> key) {
+constexpr std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> counter,
+                                                  std::array<std::uint32_t, 2> key) {
   for (int round = 0; round < 10; ++round) {
     const std::uint64_t first = std::uint64_t{0xD2511F53u} * counter[0];
     const std::uint64_t second = std::uint64_t{0xCD9E8D57u} * counter[2];
@@ -29,6 +29,15 @@ inline std::array<std::uint32_t, 4> philox4x32(std::array<std::uint32_t, 4> coun
     key[1] += 0xBB67AE85u;
   }
   return counter;
+}
+
+// Block `index` of the stream with this key and step (see RandomStream). Kernels call it too, hence
+// constexpr.
+constexpr std::array<std::uint32_t, 4> random_block(std::uint64_t key, std::uint64_t step,
+                                                    std::uint64_t index) {
+  return philox4x32({static_cast<std::uint32_t>(index), static_cast<std::uint32_t>(index >> 32),
+                     static_cast<std::uint32_t>(step), static_cast<std::uint32_t>(step >> 32)},
+                    {static_cast<std::uint32_t>(key), static_cast<std::uint32_t>(key >> 32)});
 }
 
 // An endless sequence of numbers addressed by index.
@@ -44,10 +53,7 @@ class SHERD_API RandomStream {
 
   // Word i is lane i % 4 of the block at counter {i / 4, step}.
   std::array<std::uint32_t, 4> block(std::uint64_t block_index) const {
-    return philox4x32(
-        {static_cast<std::uint32_t>(block_index), static_cast<std::uint32_t>(block_index >> 32),
-         static_cast<std::uint32_t>(step_), static_cast<std::uint32_t>(step_ >> 32)},
-        {static_cast<std::uint32_t>(key_), static_cast<std::uint32_t>(key_ >> 32)});
+    return random_block(key_, step_, block_index);
   }
   std::uint32_t word(std::uint64_t index) const { return block(index / 4)[index % 4]; }
   double uniform(std::uint64_t index) const;  // in (0, 1), 52 bits; uses words 2i and 2i + 1

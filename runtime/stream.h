@@ -89,6 +89,7 @@ class SHERD_API Stream {
   [[nodiscard]] std::shared_ptr<void> watch(std::function<void(bool done)> look);
   // CUDA's stream, whose device becomes the calling thread's; null for the other kinds.
   void* native() const { return backend_->native(); }
+  Backend& backend() { return *backend_; }
 
  private:
   std::string name_;

@@ -25,6 +25,7 @@
 #include <sherd/autograd/tape.h>
 #include <sherd/comm/sharding/events.h>
 #include <sherd/comm/sharding/unit.h>
+#include <sherd/kernels/reduce.h>
 
 #include <chrono>
 #include <functional>
@@ -38,6 +39,13 @@ namespace sherd {
 struct GlobalStep {
   double loss = 0.0;       // the sum of what the ranks gave; 0 on meta
   double grad_norm = 0.0;  // of the gradient of all parameters, each counted once; 1 on meta
+};
+
+// What this rank brings to a step's agreement: the squares of its part of the gradient, still on
+// the device, and for each parameter how many ranks have sent a gradient (at first this one alone).
+struct LocalGradient {
+  SquareSum squares;
+  std::vector<std::int64_t> arrivals;
 };
 
 // What an update cost this rank, without what the ranks exchange after it.
@@ -75,6 +83,12 @@ class SHERD_API ShardingEngine {
   void set_gradient_sync(bool on) { sync_ = on; }
   // Completes this step's gradients, and sums this rank's loss over the ranks.
   GlobalStep finish_backward(double loss);
+  // The same in three: what the device has to do; what ranks agree on (arrivals become those of
+  // all); and that the step's update comes. A captured step is replayed instead of the first, and
+  // has no need of the last.
+  LocalGradient complete_backward();
+  GlobalStep agree(double loss, LocalGradient& gradient);
+  void accept(const LocalGradient& gradient);
   // Makes the optimizer's state, where the options say: one flat tensor a unit.
   void prepare(Optimizer& optimizer);
   // Updates all weights by the optimizer. Parameters are up to date then, gradients gone.
@@ -91,6 +105,7 @@ class SHERD_API ShardingEngine {
 
   const std::vector<std::unique_ptr<ShardedUnit>>& units() const { return units_; }
   const ShardingGroups& groups() const { return groups_; }
+  ShardingGroups& groups() { return groups_; }
   const ShardingOptions& options() const { return options_; }
   const Precision& precision() const { return precision_; }
   // Whether this rank has the whole model, up to date, so that it can save it without the others.
@@ -151,7 +166,6 @@ class SHERD_API ShardingEngine {
   void drop(Stage& stage);
   void reduce(ShardedUnit& unit);
   void finish_reduce();
-  GlobalStep agree(double loss);
   void gather_updates(const std::function<bool(const ShardedUnit&)>& changed);
   void reshard_all();
   void log(ShardingEvent::Kind kind, const std::string& unit);

@@ -13,36 +13,40 @@ namespace sherd {
 using Kind = ShardingEvent::Kind;
 
 GlobalStep ShardingEngine::finish_backward(double loss) {
+  LocalGradient gradient = complete_backward();
+  const GlobalStep all = agree(loss, gradient);
+  accept(gradient);
+  return all;
+}
+
+// Every element of the gradient is counted by one rank.
+LocalGradient ShardingEngine::complete_backward() {
   check_not_open();
   finish_reduce();
   for (auto it = units_.rbegin(); it != units_.rend(); ++it) {
     if ((*it)->unreduced()) reduce(**it);
   }
   finish_reduce();
-  const GlobalStep all = agree(loss);
-  between_steps_ = false;  // until here a rank that is left by the others can save its weights
-  return all;
+  LocalGradient local{SquareSum(context_), {}};
+  for (const auto& unit : units_) {
+    const Tensor gradient = groups_.replica == 0 ? unit->own_gradient() : Tensor();
+    if (gradient.defined()) local.squares.add(gradient);
+    local.arrivals.insert(local.arrivals.end(), unit->arrivals().begin(), unit->arrivals().end());
+  }
+  return local;
 }
 
 // One message for all that ranks must agree on: the exact sums behind the norm and the loss, and
-// which parameters have a gradient. Every element of the gradient is counted by one rank.
-GlobalStep ShardingEngine::agree(double loss) {
-  ExactSum squares, losses;
-  if (groups_.replica == 0) {
-    for (const auto& unit : units_) {
-      const Tensor gradient = unit->own_gradient();
-      if (gradient.defined()) add_sum_of_squares(gradient, squares);
-    }
-  }
+// which parameters have a gradient.
+GlobalStep ShardingEngine::agree(double loss, LocalGradient& gradient) {
+  ExactSum losses;
   losses.add(loss);
   std::vector<std::int64_t> message;
-  for (const ExactSum& sum : {squares, losses}) {
+  for (const ExactSum& sum : {gradient.squares.read(), losses}) {
     const ExactSum::Words words = sum.words();
     message.insert(message.end(), words.begin(), words.end());
   }
-  for (const auto& unit : units_) {
-    message.insert(message.end(), unit->arrivals().begin(), unit->arrivals().end());
-  }
+  message.insert(message.end(), gradient.arrivals.begin(), gradient.arrivals.end());
   // On the stream as well, so that a rank that does something else meets this call there.
   static constexpr const char* kLabel = "step: norm, loss and which gradients there are";
   const Event summed = groups_.enqueue(kLabel, [&] {
@@ -56,13 +60,19 @@ GlobalStep ShardingEngine::agree(double loss) {
                 words.begin());
     return ExactSum::from_words(words).value();
   };
-  std::size_t next = 2 * ExactSum::kWords;
-  for (const auto& unit : units_) {
-    unit->set_arrivals(message.data() + next);
-    next += unit->arrivals().size();
-  }
+  std::copy(message.begin() + 2 * ExactSum::kWords, message.end(), gradient.arrivals.begin());
   if (context_.is_meta()) return {0.0, 1.0};
   return {sum_at(1), std::sqrt(sum_at(0))};
+}
+
+// Until here a rank that is left by the others can save its weights.
+void ShardingEngine::accept(const LocalGradient& gradient) {
+  const std::int64_t* next = gradient.arrivals.data();
+  for (const auto& unit : units_) {
+    unit->set_arrivals(next);
+    next += unit->arrivals().size();
+  }
+  between_steps_ = false;
 }
 
 void ShardingEngine::gather_updates(const std::function<bool(const ShardedUnit&)>& changed) {
@@ -133,10 +143,12 @@ void ShardingEngine::update_units(Optimizer& optimizer, double lr, double grad_s
     }
     {
       const TraceScope trace = traced("update ", unit);
+      const std::optional<FlatSpans> flat = unit.flat_spans();
+      const bool at_once = flat && optimizer.update_flat(*flat, lr, grad_scale);
       std::size_t index = work[i].first_span;
-      for (const ParameterSpan& span : unit.spans())
+      for (const ParameterSpan& span : at_once ? std::vector<ParameterSpan>() : unit.spans())
         optimizer.update(index++, span, lr, grad_scale);
-      if (unit.finish_update()) log(Kind::store, unit.name());
+      if (unit.finish_update(at_once && flat->rounded.defined())) log(Kind::store, unit.name());
     }
     if (i > 0) settle(i - 1);
   }

@@ -1,23 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// Softmax cross-entropy over the rows of contiguous logits [rows, classes] of T = double, float,
-// bf16 or f16, computed in the arithmetic type; and the top-1 prediction.
+// Softmax cross-entropy, and the top-1 prediction.
 #pragma once
 
+#include <sherd/kernels/arguments/cross_entropy.h>
 #include <sherd/kernels/cpu/simd.h>
 
 namespace sherd::cpu {
 
-// Targets are either class indices, each in [0, classes), or probabilities. Label smoothing s
-// (Szegedy et al., 2016) makes a target t into (1 - s) t + s / classes, as PyTorch does.
-template <typename T>
-struct CrossEntropy {
-  std::int64_t rows = 0;
-  std::int64_t classes = 0;
-  const T* logits = nullptr;
-  const std::int64_t* labels = nullptr;    // [rows], or null and
-  const acc_t<T>* soft_targets = nullptr;  // [rows, classes]
-  acc_t<T> smoothing = 0;
-};
+using arguments::CrossEntropy;
 
 // row_loss '=' [rows]; lse '=' [rows], the log of the sum of exponentials, for the backward pass.
 template <typename T>

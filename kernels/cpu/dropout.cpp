@@ -4,8 +4,6 @@
 #include <sherd/kernels/cpu/philox_vector.h>
 #include <sherd/kernels/cpu/vector_loop.h>
 
-#include <cmath>
-
 namespace sherd::cpu {
 namespace {
 
@@ -25,9 +23,9 @@ SHERD_INLINE Mask<T> words_up_to(const std::uint32_t* words, std::uint32_t limit
 template <typename T>
 void dropout(int threads, std::int64_t n, const T* in, T* out, double keep_probability,
              const RandomStream& stream, std::uint64_t first_index) {
-  const double threshold = std::round(keep_probability * 0x1p32);
-  if (threshold < 1) return fill<T>(threads, n, 0, out);
-  const auto limit = static_cast<std::uint32_t>(static_cast<std::uint64_t>(threshold) - 1);
+  const arguments::DropoutRule rule = arguments::dropout_rule(keep_probability);
+  if (!rule.any) return fill<T>(threads, n, 0, out);
+  const std::uint32_t limit = rule.limit;
   const auto factor = static_cast<acc_t<T>>(1 / keep_probability);
   parallel_blocks(threads, n, kElementwiseBlock / 4, [&](std::int64_t begin, std::int64_t end) {
     // The last vector of a chunk compares whole vectors of words: room for the ones past its end.

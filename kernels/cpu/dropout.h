@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Dropout (Srivastava et al., 2014) with a counter-based mask, so that nothing has to be saved: the
-// backward pass is the same function applied to the gradient.
 #pragma once
 
+#include <sherd/kernels/arguments/dropout.h>
 #include <sherd/kernels/cpu/simd.h>
 #include <sherd/runtime/philox.h>
 

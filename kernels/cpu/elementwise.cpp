@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sherd/kernels/arguments/rounding.h>
 #include <sherd/kernels/cpu/elementwise.h>
 #include <sherd/kernels/cpu/vector_loop.h>
 
@@ -97,19 +98,6 @@ void add_scaled_rows(int threads, std::int64_t rows, std::int64_t cols, const T*
 }
 
 namespace {
-// double -> bf16 or f16 goes through fp32. Were that step rounded to nearest, the second rounding
-// could meet a tie that the first one made; rounded to odd, it cannot (Boldo and Melquiond, 2008).
-float round_to_odd(double value) {
-  const float nearest = static_cast<float>(value);
-  const double error = value - static_cast<double>(nearest);
-  const auto word = std::bit_cast<std::uint32_t>(nearest);
-  if (!(error < 0 || error > 0) || (word & 1u) != 0 || (word & 0x7f800000u) == 0x7f800000u) {
-    return nearest;
-  }
-  const bool away_from_zero = nearest == 0 || (error > 0) == (nearest > 0);
-  return std::bit_cast<float>(away_from_zero ? word + 1 : word - 1);
-}
-
 template <typename From, typename To>
 To convert(From value) {
   if constexpr (std::is_same_v<From, bf16> || std::is_same_v<From, f16>) {
@@ -123,7 +111,7 @@ To convert(From value) {
 template <typename From>
 float before_rounding(From value) {
   if constexpr (std::is_same_v<From, double>) {
-    return round_to_odd(value);
+    return arguments::round_to_odd(value);
   } else {
     return static_cast<float>(value);
   }

@@ -8,8 +8,8 @@ namespace {
 
 // Heavier than a copy, so worth sharing out in smaller pieces.
 constexpr std::int64_t kBlock = kElementwiseBlock / 4;
-constexpr double kSlope = 0.79788456080286535588;  // sqrt(2 / pi)
-constexpr double kCubic = 0.044715;
+constexpr double kSlope = arguments::kGeluSlope;
+constexpr double kCubic = arguments::kGeluCubic;
 
 template <typename T>
 SHERD_INLINE Vec<T> tanh_of_inner(Vec<T> x) {

@@ -2,12 +2,12 @@
 // GELU (Hendrycks and Gimpel, 2016) over contiguous arrays of T = double, float, bf16 or f16.
 #pragma once
 
+#include <sherd/kernels/arguments/gelu.h>
 #include <sherd/kernels/cpu/simd.h>
 
 namespace sherd::cpu {
 
-// exact: x * cdf(x), by erf. tanh: x/2 * (1 + tanh(sqrt(2/pi) * (x + 0.044715 x^3))).
-enum class GeluForm { exact, tanh };
+using arguments::GeluForm;
 
 // output = gelu(input); '='; output may be input.
 template <typename T>

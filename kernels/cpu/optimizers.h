@@ -1,50 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// Optimizer steps over contiguous spans of n elements of T = double or float. Each works in place,
-// and gives an element the same bits wherever the span is cut. Hyperparameters are doubles; what
-// PyTorch computes from them in Python's doubles is computed in doubles here too, then rounded to
-// T.
 #pragma once
 
+#include <sherd/kernels/arguments/optimizers.h>
 #include <sherd/kernels/cpu/simd.h>
 
 namespace sherd::cpu {
 
-// AdamW (Loshchilov and Hutter, 2019) in PyTorch's order of operations, with g = grad_scale * grad:
-//   param *= 1 - lr weight_decay
-//   exp_avg = beta1 exp_avg + (1 - beta1) g;  exp_avg_sq = beta2 exp_avg_sq + (1 - beta2) g g
-//   param -= (lr / bias_correction1) exp_avg / (sqrt(exp_avg_sq) / sqrt_bias_correction2 + eps)
-template <typename T>
-struct AdamWArgs {
-  T* param = nullptr;
-  const T* grad = nullptr;
-  T* exp_avg = nullptr;
-  T* exp_avg_sq = nullptr;
-  double lr = 0;
-  double beta1 = 0;
-  double beta2 = 0;
-  double eps = 0;
-  double weight_decay = 0;
-  double bias_correction1 = 1;       // 1 - beta1^step, the first step being 1
-  double sqrt_bias_correction2 = 1;  // sqrt(1 - beta2^step)
-  double grad_scale = 1;
-};
+using arguments::AdamWArgs;
+using arguments::AdamWScalars;
+using arguments::SgdArgs;
+
 template <typename T>
 void adamw(int threads, std::int64_t n, const AdamWArgs<T>& args);
 
-// Stochastic gradient descent as PyTorch has it (no dampening), with g = grad_scale * grad:
-//   g += weight_decay param;  momentum_buffer = momentum momentum_buffer + g
-//   g = nesterov ? g + momentum momentum_buffer : momentum_buffer;  param -= lr g
-template <typename T>
-struct SgdArgs {
-  T* param = nullptr;
-  const T* grad = nullptr;
-  T* momentum_buffer = nullptr;  // null: no momentum; zeros before the first step
-  double lr = 0;
-  double momentum = 0;
-  double weight_decay = 0;
-  double grad_scale = 1;
-  bool nesterov = false;
-};
 template <typename T>
 void sgd(int threads, std::int64_t n, const SgdArgs<T>& args);
 

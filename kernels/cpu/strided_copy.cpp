@@ -5,27 +5,10 @@
 #include <cstring>
 
 namespace sherd::cpu {
-namespace {
 
-// The same view with sizes of 1 dropped and neighbours merged where one stride continues the other:
-// fewer, longer rows.
-StridedView merged(const StridedView& view) {
-  StridedView out;
-  for (int d = 0; d < view.rank; ++d) {
-    const auto at = static_cast<std::size_t>(d);
-    if (view.size[at] == 1) continue;
-    const auto last = static_cast<std::size_t>(out.rank - 1);
-    if (out.rank > 0 && out.stride[last] == view.stride[at] * view.size[at]) {
-      out.size[last] *= view.size[at];
-      out.stride[last] = view.stride[at];
-      continue;
-    }
-    out.size[static_cast<std::size_t>(out.rank)] = view.size[at];
-    out.stride[static_cast<std::size_t>(out.rank)] = view.stride[at];
-    ++out.rank;
-  }
-  return out;
-}
+using arguments::merged;
+
+namespace {
 
 // Where a plane (an index over all dimensions but the last `inner`) begins, in elements.
 std::int64_t plane_offset(const StridedView& view, int inner, std::int64_t plane) {

@@ -2,30 +2,15 @@
 #include <sherd/kernels/cuda/column_sum.h>
 #include <sherd/kernels/cuda/vector.h>
 
-#include <algorithm>
-
 namespace sherd::cuda {
 namespace {
 
 constexpr int kThreads = 256;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kUnroll = 4;                   // rows of a warp under way at once
-constexpr std::int64_t kLeastRows = 64;      // of a block: else the second pass costs too much
-constexpr std::int64_t kEnoughBlocks = 1056;  // fill the largest GPUs
-constexpr int kAddRows = 32;                 // threads that share the blocks of a column
+constexpr int kUnroll = 4;    // rows of a warp under way at once
+constexpr int kAddRows = 32;  // threads that share the blocks of a column
 
-struct Cut {
-  std::int64_t rows_per_block, row_blocks, column_blocks;
-};
-template <typename T>
-Cut cut_of(std::int64_t rows, std::int64_t cols) {
-  Cut cut;
-  cut.column_blocks = ceil_div(cols, kWarp * kVector<T>);
-  const std::int64_t wanted = ceil_div(rows * cut.column_blocks, kEnoughBlocks);
-  cut.rows_per_block = ceil_div(std::max(wanted, kLeastRows), kWarps) * kWarps;
-  cut.row_blocks = ceil_div(rows, cut.rows_per_block);
-  return cut;
-}
+static_assert(kColumnSumPieces == kWarp);
 
 // A lane sums the columns of one piece over every eighth row of the block; then the warps' sums are
 // added.
@@ -57,7 +42,7 @@ __global__ void __launch_bounds__(kThreads)
   }
   for (; row < end; row += kWarps) add(load_piece(in + row * cols, at, cols, whole));
 
-  SHERD_SHARED(A, sums, kThreads* n);
+  SHERD_SHARED(A, sums, kThreads * n);
 #pragma unroll
   for (int i = 0; i < n; ++i) sums[i * kThreads + threadIdx.x] = sum[i];
   __syncthreads();
@@ -85,7 +70,7 @@ __global__ void __launch_bounds__(kWarp* kAddRows)
 #pragma unroll 4
     for (std::int64_t b = y; b < blocks; b += kAddRows) sum += partial[b * stride + column];
   }
-  SHERD_SHARED(A, sums, kAddRows* kWarp);
+  SHERD_SHARED(A, sums, kAddRows * kWarp);
   sums[y * kWarp + x] = sum;
   __syncthreads();
   if (y != 0 || column >= cols) return;
@@ -107,14 +92,9 @@ void add_blocks(Stream& stream, std::int64_t blocks, std::int64_t cols, std::int
 }
 
 template <typename T>
-std::size_t column_sum_workspace_bytes(std::int64_t rows, std::int64_t cols) {
-  return static_cast<std::size_t>(cut_of<T>(rows, cols).row_blocks * cols) * sizeof(acc_t<T>);
-}
-
-template <typename T>
 void column_sum(Stream& stream, std::int64_t rows, std::int64_t cols, const T* in, acc_t<T>* out,
                 acc_t<T>* workspace) {
-  const Cut cut = cut_of<T>(rows, cols);
+  const ColumnSumCut cut = column_sum_cut(rows, cols, sizeof(T));
   if (rows > 0 && cols > 0) {
     launch(sum_rows<T>,
            dim3(static_cast<unsigned>(cut.column_blocks), static_cast<unsigned>(cut.row_blocks)),
@@ -124,8 +104,7 @@ void column_sum(Stream& stream, std::int64_t rows, std::int64_t cols, const T* i
   add_blocks(stream, cut.row_blocks, cols, cols, workspace, out);
 }
 
-#define SHERD_INSTANTIATE(T)                                                      \
-  template std::size_t column_sum_workspace_bytes<T>(std::int64_t, std::int64_t); \
+#define SHERD_INSTANTIATE(T) \
   template void column_sum<T>(Stream&, std::int64_t, std::int64_t, const T*, acc_t<T>*, acc_t<T>*);
 SHERD_INSTANTIATE(double)
 SHERD_INSTANTIATE(float)

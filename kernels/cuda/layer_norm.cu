@@ -12,7 +12,7 @@
 #include <sherd/kernels/cuda/layer_norm.h>
 #include <sherd/kernels/cuda/vector.h>
 
-#include <algorithm>
+#include <cmath>
 
 namespace sherd::cuda {
 namespace {
@@ -67,11 +67,11 @@ __global__ void __launch_bounds__(kForwardThreads)
     for (int i = 0; i < n; ++i) {
       const A centred = (k * kWarp + lane) * n + i < cols ? x[k * n + i] - mean : A(0);
       x[k * n + i] = centred;
-      squares[i % 4] = fma(centred, centred, squares[i % 4]);
+      squares[i % 4] = std::fma(centred, centred, squares[i % 4]);
     }
   }
   const A square = warp_sum((squares[0] + squares[1]) + (squares[2] + squares[3]));
-  const A rstd = A(1) / sqrt(square / static_cast<A>(cols) + p.eps);
+  const A rstd = A(1) / std::sqrt(square / static_cast<A>(cols) + p.eps);
   if (lane == 0) {
     p.mean[row] = mean;
     p.rstd[row] = rstd;
@@ -85,7 +85,7 @@ __global__ void __launch_bounds__(kForwardThreads)
 #pragma unroll
     for (int i = 0; i < n; ++i) {
       y[i] = x[k * n + i] * rstd;
-      y[i] = p.weight != nullptr ? fma(y[i], weight[i], bias[i]) : y[i] + bias[i];
+      y[i] = p.weight != nullptr ? std::fma(y[i], weight[i], bias[i]) : y[i] + bias[i];
     }
     store_piece(p.output + first, at, cols, whole, y);
   }
@@ -113,9 +113,9 @@ __global__ void __launch_bounds__(kThreads) forward_in_blocks(LayerNormForward<T
   A squares = 0;
   for (std::int64_t c = threadIdx.x; c < cols; c += kThreads) {
     const A centred = to_acc(x[c]) - mean;
-    squares = fma(centred, centred, squares);
+    squares = std::fma(centred, centred, squares);
   }
-  const A rstd = A(1) / sqrt(block_sum(squares, shared) / static_cast<A>(cols) + p.eps);
+  const A rstd = A(1) / std::sqrt(block_sum(squares, shared) / static_cast<A>(cols) + p.eps);
   if (threadIdx.x == 0) {
     p.mean[row] = mean;
     p.rstd[row] = rstd;
@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(kThreads) forward_in_blocks(LayerNormForward<T
     const A y = (to_acc(x[c]) - mean) * rstd;
     const A bias = p.bias != nullptr ? to_acc(p.bias[c]) : A(0);
     p.output[row * cols + c] =
-        from_acc<T>(p.weight != nullptr ? fma(y, to_acc(p.weight[c]), bias) : y + bias);
+        from_acc<T>(p.weight != nullptr ? std::fma(y, to_acc(p.weight[c]), bias) : y + bias);
   }
 }
 
@@ -142,50 +142,24 @@ void launch_forward(Stream& stream, const LayerNormForward<T>& p, bool whole) {
 
 // ---- backward
 
-constexpr int kPerThread = 8;                 // columns
-constexpr int kMostWarps = kThreads / kWarp;  // that share a row
-constexpr std::int64_t kLeastRows = 16;       // of a block: else the sums over blocks cost too much
-// As many as an H100's 132 processors hold at once, without spilling registers.
-template <typename T>
-constexpr int kBlocksOfProcessor = sizeof(T) == 2 ? 3 : sizeof(T) == 4 ? 2 : 1;
-template <typename T>
-constexpr std::int64_t kMostBlocks = 132 * kBlocksOfProcessor<T>;
-
-bool fits_threads(std::int64_t cols) {
-  return cols <= kPerThread * kThreads;
-}
-
-struct Cut {
-  int warps = 0;  // of a row
-  int groups = 1;  // rows of a block under way at once
-  std::int64_t rows_per_block = 0, blocks = 0;
-};
-template <typename T>
-Cut cut_of(std::int64_t rows, std::int64_t cols) {
-  Cut cut;
-  if (fits_threads(cols)) {
-    cut.warps = std::max(1, static_cast<int>(ceil_div(cols, kPerThread * kWarp)));
-    cut.groups = kMostWarps / cut.warps;
-  }
-  cut.rows_per_block =
-      ceil_div(std::max(kLeastRows, ceil_div(rows, kMostBlocks<T>)), cut.groups) * cut.groups;
-  cut.blocks = ceil_div(rows, cut.rows_per_block);
-  return cut;
-}
+constexpr int kPerThread = LayerNormCut::kPerThread, kWarps = LayerNormCut::kWarps;
+static_assert(kThreads == kWarps * kWarp && kWarp == LayerNormCut::kWarp);
 
 // With h = (x - mean) rstd and d = grad_output * weight, grad_input is
 // rstd (d - mean(d) - h mean(d h)).
 template <typename T>
-__global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<T>)
-    backward_in_warps(LayerNormBackward<T> p, Cut cut, bool whole) {
+__global__ void __launch_bounds__(kThreads, kLayerNormBlocksOfProcessor<T>)
+    backward_in_warps(LayerNormBackward<T> p, LayerNormCut cut, bool whole) {
   using A = acc_t<T>;
   constexpr int n = kVector<T>, pieces = kPerThread / n;
   const int warp = threadIdx.x / kWarp, lane = threadIdx.x % kWarp;
-  const int group = warp / cut.warps, first_warp = group * cut.warps;
-  const int thread = threadIdx.x - first_warp * kWarp, threads = cut.warps * kWarp;
+  const int warps = static_cast<int>(cut.warps), groups = static_cast<int>(cut.groups);
+  const int group = warp / warps, first_warp = group * warps;
+  const int thread = threadIdx.x - first_warp * kWarp, threads = warps * kWarp;
   const int cols = static_cast<int>(p.cols);
   const std::int64_t begin = blockIdx.x * cut.rows_per_block;
-  const std::int64_t end = begin + cut.rows_per_block < p.rows ? begin + cut.rows_per_block : p.rows;
+  const std::int64_t end =
+      begin + cut.rows_per_block < p.rows ? begin + cut.rows_per_block : p.rows;
 
   struct Row {
     uint4 x[pieces], grad[pieces];
@@ -213,19 +187,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<T>)
     A ones[n];
 #pragma unroll
     for (int i = 0; i < n; ++i) ones[i] = A(1);
-    weight[k] = p.weight != nullptr
-                    ? load_piece(p.weight, (k * threads + thread) * n, cols, whole)
-                    : pack<T>(ones);
+    weight[k] = p.weight != nullptr ? load_piece(p.weight, (k * threads + thread) * n, cols, whole)
+                                    : pack<T>(ones);
   }
 
-  SHERD_SHARED(A, exchange, 2 * 2 * kMostWarps);
+  SHERD_SHARED(A, exchange, 2 * 2 * kWarps);
   A grad_weight[kPerThread] = {}, grad_bias[kPerThread] = {};
   int turn = 0;  // by turns, so that one barrier a row is enough
   Row next = load_row(begin + group);
-  for (std::int64_t base = begin; base < end; base += cut.groups) {
+  for (std::int64_t base = begin; base < end; base += groups) {
     const std::int64_t row = base + group;
     const Row now = next;
-    next = load_row(row + cut.groups);
+    next = load_row(row + groups);
     uint4 before[pieces];
     if (p.accumulate && p.grad_input != nullptr) {
 #pragma unroll
@@ -243,18 +216,18 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<T>)
 #pragma unroll
       for (int i = 0; i < n; ++i) {
         const A h = (x[i] - now.mean) * now.rstd;
-        grad_weight[k * n + i] = fma(grad[i], h, grad_weight[k * n + i]);
+        grad_weight[k * n + i] = std::fma(grad[i], h, grad_weight[k * n + i]);
         grad_bias[k * n + i] += grad[i];
         const A d = grad[i] * w[i];
         sum += d;
-        dot = fma(d, h, dot);
+        dot = std::fma(d, h, dot);
       }
     }
     if (p.grad_input == nullptr) continue;
     sum = warp_sum(sum);
     dot = warp_sum(dot);
-    if (cut.warps > 1) {
-      A* const all = exchange + turn * 2 * kMostWarps;
+    if (warps > 1) {
+      A* const all = exchange + turn * 2 * kWarps;
       turn = 1 - turn;
       if (lane == 0) {
         all[2 * warp] = sum;
@@ -262,7 +235,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<T>)
       }
       __syncthreads();
       sum = dot = 0;
-      for (int w = first_warp; w < first_warp + cut.warps; ++w) {
+      for (int w = first_warp; w < first_warp + warps; ++w) {
         sum += all[2 * w];
         dot += all[2 * w + 1];
       }
@@ -278,7 +251,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<T>)
 #pragma unroll
       for (int i = 0; i < n; ++i) {
         const A h = (x[i] - now.mean) * now.rstd;
-        result[i] = fma(-h, slope, grad[i] * w[i] - shift) * now.rstd;
+        result[i] = std::fma(-h, slope, grad[i] * w[i] - shift) * now.rstd;
       }
       if (p.accumulate) {
         A old[n];
@@ -292,7 +265,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<T>)
 
   if (p.workspace == nullptr) return;
   // The groups' sums, added in order: first grad_weight, then grad_bias.
-  SHERD_SHARED(A, shared, kThreads* kPerThread);
+  SHERD_SHARED(A, shared, kThreads * kPerThread);
   A* const partial = p.workspace + blockIdx.x * 2 * p.cols;
 #pragma unroll
   for (int which = 0; which < 2; ++which) {
@@ -306,7 +279,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<T>)
     for (int i = 0; i < kPerThread; ++i) {
       const int column = (i / n * threads + thread) * n + i % n;
       A total = 0;
-      for (int g = 0; g < cut.groups; ++g) total += shared[i * kThreads + g * threads + thread];
+      for (int g = 0; g < groups; ++g) total += shared[i * kThreads + g * threads + thread];
       if (column < cols) partial[which * p.cols + column] = total;
     }
   }
@@ -315,11 +288,13 @@ __global__ void __launch_bounds__(kThreads, kBlocksOfProcessor<T>)
 // Any width, a block for a row at a time. A thread adds to its own columns of the block's partial
 // sums in memory.
 template <typename T>
-__global__ void __launch_bounds__(kThreads) backward_in_blocks(LayerNormBackward<T> p, Cut cut) {
+__global__ void __launch_bounds__(kThreads)
+    backward_in_blocks(LayerNormBackward<T> p, LayerNormCut cut) {
   using A = acc_t<T>;
   SHERD_SHARED(A, shared, kWarp);
   const std::int64_t cols = p.cols, begin = blockIdx.x * cut.rows_per_block;
-  const std::int64_t end = begin + cut.rows_per_block < p.rows ? begin + cut.rows_per_block : p.rows;
+  const std::int64_t end =
+      begin + cut.rows_per_block < p.rows ? begin + cut.rows_per_block : p.rows;
   A* const grad_weight = p.workspace != nullptr ? p.workspace + blockIdx.x * 2 * cols : nullptr;
   A* const grad_bias = grad_weight + cols;
   for (std::int64_t row = begin; row < end; ++row) {
@@ -330,12 +305,12 @@ __global__ void __launch_bounds__(kThreads) backward_in_blocks(LayerNormBackward
     for (std::int64_t c = threadIdx.x; c < cols; c += kThreads) {
       const A g = to_acc(grad[c]), h = (to_acc(x[c]) - mean) * rstd;
       if (p.workspace != nullptr) {
-        grad_weight[c] = fma(g, h, row == begin ? A(0) : grad_weight[c]);
+        grad_weight[c] = std::fma(g, h, row == begin ? A(0) : grad_weight[c]);
         grad_bias[c] = (row == begin ? A(0) : grad_bias[c]) + g;
       }
       const A d = p.weight != nullptr ? g * to_acc(p.weight[c]) : g;
       sum += d;
-      dot = fma(d, h, dot);
+      dot = std::fma(d, h, dot);
     }
     if (p.grad_input == nullptr) continue;
     const A shift = block_sum(sum, shared) / static_cast<A>(cols);
@@ -344,7 +319,7 @@ __global__ void __launch_bounds__(kThreads) backward_in_blocks(LayerNormBackward
     for (std::int64_t c = threadIdx.x; c < cols; c += kThreads) {
       const A g = to_acc(grad[c]), h = (to_acc(x[c]) - mean) * rstd;
       const A d = p.weight != nullptr ? g * to_acc(p.weight[c]) : g;
-      const A result = fma(-h, slope, d - shift) * rstd;
+      const A result = std::fma(-h, slope, d - shift) * rstd;
       out[c] = from_acc<T>(p.accumulate ? to_acc(out[c]) + result : result);
     }
   }
@@ -357,8 +332,8 @@ void layer_norm_forward(Stream& stream, const LayerNormForward<T>& p) {
   if (p.rows == 0 || p.cols == 0) return;
   if constexpr (sizeof(T) < 8) {
     if (p.cols <= kMostPerLane * kWarp) {
-      const bool whole = p.cols % kVector<T> == 0 && is_aligned({p.input, p.residual, p.weight,
-                                                                 p.bias, p.sum, p.output});
+      const bool whole = p.cols % kVector<T> == 0 &&
+                         is_aligned({p.input, p.residual, p.weight, p.bias, p.sum, p.output});
       return launch_forward<T>(stream, p, whole);
     }
   }
@@ -367,20 +342,15 @@ void layer_norm_forward(Stream& stream, const LayerNormForward<T>& p) {
 }
 
 template <typename T>
-std::size_t layer_norm_backward_workspace_bytes(std::int64_t rows, std::int64_t cols) {
-  return static_cast<std::size_t>(cut_of<T>(rows, cols).blocks * 2 * cols) * sizeof(acc_t<T>);
-}
-
-template <typename T>
 void layer_norm_backward(Stream& stream, const LayerNormBackward<T>& given) {
   LayerNormBackward<T> p = given;
   if (p.cols == 0) return;
   const bool parameters = p.grad_weight != nullptr || p.grad_bias != nullptr;
   if (!parameters) p.workspace = nullptr;
-  const Cut cut = cut_of<T>(p.rows, p.cols);
-  if (p.rows > 0 && fits_threads(p.cols)) {
-    const bool whole = p.cols % kVector<T> == 0 &&
-                       is_aligned({p.input, p.weight, p.grad_output, p.grad_input});
+  const LayerNormCut cut = layer_norm_cut<T>(p.rows, p.cols);
+  if (p.rows > 0 && cut.warps > 0) {
+    const bool whole =
+        p.cols % kVector<T> == 0 && is_aligned({p.input, p.weight, p.grad_output, p.grad_input});
     launch(backward_in_warps<T>, dim3(static_cast<unsigned>(cut.blocks)),
            dim3(static_cast<unsigned>(cut.groups * cut.warps * kWarp)), 0, native(stream), p, cut,
            whole);
@@ -396,10 +366,9 @@ void layer_norm_backward(Stream& stream, const LayerNormBackward<T>& given) {
   }
 }
 
-#define SHERD_INSTANTIATE(T)                                                  \
-  template void layer_norm_forward<T>(Stream&, const LayerNormForward<T>&);   \
-  template void layer_norm_backward<T>(Stream&, const LayerNormBackward<T>&); \
-  template std::size_t layer_norm_backward_workspace_bytes<T>(std::int64_t, std::int64_t);
+#define SHERD_INSTANTIATE(T)                                                \
+  template void layer_norm_forward<T>(Stream&, const LayerNormForward<T>&); \
+  template void layer_norm_backward<T>(Stream&, const LayerNormBackward<T>&);
 SHERD_INSTANTIATE(double)
 SHERD_INSTANTIATE(float)
 SHERD_INSTANTIATE(bf16)

@@ -7,6 +7,7 @@
 #include <cstdio>
 #include <cstdlib>
 #include <mutex>
+#include <string>
 #include <vector>
 
 namespace emulator {
@@ -69,6 +70,13 @@ void give_stack(char* stack) {
   thread_stacks.free.push_back(stack);
 }
 
+void give_stack_to_all(char* stack) {
+  const HiddenLocks hidden;
+  Stacks& shared = shared_stacks();
+  const std::lock_guard lock(shared.mutex);
+  shared.free.push_back(stack);
+}
+
 bool is_stack_guard(const void* address) {
   // Called from a signal handler: no lock, a wrong answer costs a less clear message.
   for (const char* mapping : shared_stacks().mappings) {
@@ -110,14 +118,34 @@ void prepare_context(Context& fiber, void (*entry)()) {
   fiber.machine.uc_link = nullptr;
   makecontext(&fiber.machine, entry, 0);
 #endif
+}
+
+void create_tsan_fiber([[maybe_unused]] Context& fiber, [[maybe_unused]] int number) {
 #if EMULATOR_TSAN
-  if (fiber.tsan_fiber == nullptr) fiber.tsan_fiber = __tsan_create_fiber(0);
+  if (fiber.tsan_fiber != nullptr) return;
+  fiber.tsan_fiber = __tsan_create_fiber(0);
+  __tsan_set_fiber_name(fiber.tsan_fiber,
+                        ("thread " + std::to_string(number) + " of a block").c_str());
 #endif
 }
 
 void destroy_tsan_fiber([[maybe_unused]] Context& fiber) {
 #if EMULATOR_TSAN
   if (fiber.tsan_fiber != nullptr) __tsan_destroy_fiber(fiber.tsan_fiber);
+  fiber.tsan_fiber = nullptr;
+#endif
+}
+
+EMULATOR_NOT_SANITIZED void abandon_tsan_fiber([[maybe_unused]] Context& fiber,
+                                               [[maybe_unused]] bool failed,
+                                               [[maybe_unused]] void* token) {
+#if EMULATOR_TSAN
+  void* const me = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(fiber.tsan_fiber, __tsan_switch_to_fiber_no_sync);
+  release_order(token);
+  if (!failed) hide_end();
+  __tsan_switch_to_fiber(me, __tsan_switch_to_fiber_no_sync);
+  if (!failed) destroy_tsan_fiber(fiber);
   fiber.tsan_fiber = nullptr;
 #endif
 }

@@ -42,10 +42,20 @@ Range ranges[64];
 int range_count = 0;
 int accesses = 0;     // DeviceAccess objects that live
 bool closed = false;  // the ranges have no access rights
+int stream_threads = 0;
+
+bool guarding() {
+  return guard_switch() && stream_threads == 0;
+}
 
 void protect(int rights) {
   for (int i = 0; i < range_count; ++i) mprotect(ranges[i].low, ranges[i].bytes, rights);
   closed = rights == PROT_NONE;
+}
+
+void apply_guard() {
+  const bool close = guarding() && accesses == 0;
+  if (close != closed) protect(close ? PROT_NONE : PROT_READ | PROT_WRITE);
 }
 
 // ---- the message of a fault. Runs in a signal handler of a process that is about to die: it uses
@@ -106,8 +116,8 @@ void on_fault(int, siginfo_t* info, void*) {
 
 }  // namespace
 
-// Test frameworks install handlers of their own at any time, hence a look at each call.
-void install_fault_handler() {
+// Test frameworks install handlers of their own at any time, hence a look before all device work.
+static void install_fault_handler() {
   if (EMULATOR_ASAN || EMULATOR_TSAN) return;
   struct sigaction current;
   sigaction(SIGSEGV, nullptr, &current);
@@ -120,7 +130,7 @@ void install_fault_handler() {
   sigaction(SIGSEGV, &ours, nullptr);
 }
 
-void use_signal_stack() {
+static void use_signal_stack() {
   // A fiber that ran out of stack has none for a handler.
   struct SignalStack {
     char* memory = nullptr;
@@ -142,15 +152,18 @@ void use_signal_stack() {
   sigaltstack(&stack, nullptr);
 }
 
-bool guard_is_on() {
-  return guard_switch();
-}
-
 void set_guard(bool on) {
   if (EMULATOR_ASAN || EMULATOR_TSAN) return;
   const std::lock_guard lock(mutex);
   guard_switch() = on;
-  if (on ? accesses == 0 : closed) protect(on ? PROT_NONE : PROT_READ | PROT_WRITE);
+  apply_guard();
+}
+
+void stream_threads_changed(int by) {
+  if (EMULATOR_ASAN || EMULATOR_TSAN) return;
+  const std::lock_guard lock(mutex);
+  stream_threads += by;
+  apply_guard();
 }
 
 void guard_range(char* low, std::size_t bytes) {
@@ -172,15 +185,15 @@ void grow_guarded_range(char* low, std::size_t bytes) {
 DeviceAccess::DeviceAccess() {
   if (EMULATOR_ASAN || EMULATOR_TSAN) return;
   use_signal_stack();
+  install_fault_handler();
   const std::lock_guard lock(mutex);
   if (accesses++ == 0 && closed) protect(PROT_READ | PROT_WRITE);
 }
 
 DeviceAccess::~DeviceAccess() {
   if (EMULATOR_ASAN || EMULATOR_TSAN) return;
-  install_fault_handler();
   const std::lock_guard lock(mutex);
-  if (--accesses == 0 && guard_switch()) protect(PROT_NONE);
+  if (--accesses == 0 && guarding()) protect(PROT_NONE);
 }
 
 }  // namespace emulator

@@ -34,6 +34,8 @@ class DeviceAccess {
   DeviceAccess(const DeviceAccess&) = delete;
   DeviceAccess& operator=(const DeviceAccess&) = delete;
 };
+// The guard is off while there are streams with threads.
+void stream_threads_changed(int by);
 // A range of reserved addresses that becomes reachable and unreachable with the others.
 void guard_range(char* low, std::size_t bytes);
 

@@ -37,6 +37,11 @@ class Marker {
 
 struct Capture;
 
+struct Item {
+  Work work;
+  bool marks;  // only tells how far the stream has come: cudaStreamQuery does not count it
+};
+
 struct Stream {
   int device = 0;
   bool is_default = false;
@@ -46,7 +51,7 @@ struct Stream {
   bool has_thread = false;
   std::mutex mutex;
   std::condition_variable changed;
-  std::deque<std::unique_ptr<Work>> queue;
+  std::deque<std::unique_ptr<Item>> queue;
   bool busy = false, closing = false;
   std::exception_ptr error;  // thrown by the next wait
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Streams: in place, or one OS thread each.
-#include <atomic>
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <random>
@@ -51,7 +51,7 @@ void run_queue(StreamPtr stream) {
   std::minstd_rand random(
       static_cast<unsigned>(reinterpret_cast<std::uintptr_t>(stream.get()) >> 4));
   for (;;) {
-    std::unique_ptr<Work> work;
+    std::unique_ptr<Item> item;
     {
       const HiddenLocks hidden;
       std::unique_lock lock(stream->mutex);
@@ -59,17 +59,17 @@ void run_queue(StreamPtr stream) {
       stream->changed.notify_all();
       stream->changed.wait(lock, [&] { return stream->closing || !stream->queue.empty(); });
       if (stream->queue.empty()) return;
-      work = std::move(stream->queue.front());
+      item = std::move(stream->queue.front());
       stream->queue.pop_front();
-      stream->busy = true;
+      stream->busy = !item->marks;
     }
-    acquire_order(work.get());
+    acquire_order(item.get());
     if (stream->delay > 0) {
       const auto delay = random() % static_cast<unsigned>(stream->delay + 1);
       std::this_thread::sleep_for(std::chrono::microseconds(delay));
     }
     try {
-      (*work)();
+      item->work();
     } catch (...) {
       const HiddenLocks hidden;
       const std::lock_guard lock(stream->mutex);
@@ -83,7 +83,7 @@ StreamPtr make_stream(int device, bool blocking, StreamsSetting setting) {
   stream->device = device;
   stream->blocking = blocking;
   if (setting.mode == Streams::threads) {
-    if (guard_is_on()) set_guard(false);
+    stream_threads_changed(+1);
     stream->has_thread = true;
     stream->delay = setting.delay;
     std::thread(run_queue, stream).detach();
@@ -91,8 +91,8 @@ StreamPtr make_stream(int device, bool blocking, StreamsSetting setting) {
   return stream;
 }
 
-void push(Stream& stream, Work work) {
-  auto item = std::make_unique<Work>(std::move(work));
+void push(Stream& stream, Work work, bool marks = false) {
+  auto item = std::make_unique<Item>(Item{std::move(work), marks});
   release_order(item.get());
   const HiddenLocks hidden;
   const std::lock_guard lock(stream.mutex);
@@ -103,7 +103,8 @@ void push(Stream& stream, Work work) {
 // What `later` gets from now on comes after what `earlier` got so far.
 void chain(Stream& earlier, Stream& later) {
   auto marker = std::make_shared<Marker>();
-  push(earlier, [marker] { marker->pass(); });
+  push(
+      earlier, [marker] { marker->pass(); }, true);
   push(later, [marker] { marker->wait(); });
 }
 
@@ -127,6 +128,22 @@ void order_with_default(const StreamPtr& stream) {
     if (other->has_thread) chain(*other, *stream);
   }
 }
+
+// The thread ends when it has done its work.
+void close(Stream& stream) {
+  if (!stream.has_thread) return;
+  const HiddenLocks hidden;
+  const std::lock_guard lock(stream.mutex);
+  if (stream.closing) return;
+  stream.closing = true;
+  stream.changed.notify_all();
+  stream_threads_changed(-1);
+}
+// Also if waiting for its work throws.
+struct Closing {
+  Stream& stream;
+  ~Closing() { close(stream); }
+};
 
 cudaError_t create(cudaStream_t* handle, unsigned flags) {
   if (handle == nullptr || flags > cudaStreamNonBlocking) return remember(cudaErrorInvalidValue);
@@ -169,9 +186,17 @@ bool Marker::passed() {
 }
 
 void set_streams(Streams mode, int delay_microseconds) {
-  const HiddenLocks hidden;
-  const std::lock_guard lock(registry().mutex);
-  registry().setting = {mode, delay_microseconds};
+  std::map<int, StreamPtr> defaults;
+  {
+    const HiddenLocks hidden;
+    const std::lock_guard lock(registry().mutex);
+    registry().setting = {mode, delay_microseconds};
+    defaults.swap(registry().defaults);  // made again at their next use
+  }
+  for (const auto& [device, stream] : defaults) {
+    const Closing closing{*stream};
+    drain(stream);
+  }
 }
 
 StreamPtr find_stream(cudaStream_t handle) {
@@ -223,7 +248,8 @@ cudaError_t submit(const StreamPtr& stream, Kind kind, Work work) {
 void drain(const StreamPtr& stream) {
   if (!stream->has_thread) return;
   auto marker = std::make_shared<Marker>();
-  push(*stream, [marker] { marker->pass(); });
+  push(
+      *stream, [marker] { marker->pass(); }, true);
   marker->wait();
   std::exception_ptr error;
   {
@@ -267,19 +293,8 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
     registry().handles.erase(handle);
   }
   delete handle;
-  const auto close = [&] {
-    const HiddenLocks hidden;
-    const std::lock_guard lock(stream->mutex);
-    stream->closing = true;
-    stream->changed.notify_all();
-  };
-  try {
-    drain(stream);
-  } catch (...) {
-    close();
-    throw;
-  }
-  close();
+  const Closing closing{*stream};
+  drain(stream);
   return cudaSuccess;
 }
 
@@ -301,7 +316,10 @@ cudaError_t cudaStreamQuery(cudaStream_t handle) {
   {
     const HiddenLocks hidden;
     const std::lock_guard lock(stream->mutex);
-    if (stream->busy || !stream->queue.empty()) return cudaErrorNotReady;
+    const auto is_work = [](const std::unique_ptr<Item>& item) { return !item->marks; };
+    if (stream->busy || std::any_of(stream->queue.begin(), stream->queue.end(), is_work)) {
+      return cudaErrorNotReady;
+    }
   }
   drain(stream);  // at once: for the order, and for an error
   return cudaSuccess;

@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <emulator/warp.h>
 
+#include <cstdio>
+
 #include "block.h"
 
 namespace emulator {
@@ -45,6 +47,13 @@ void warp_done(Warp& warp, Meeting& meeting, unsigned me) {
 }
 
 }  // namespace
+
+void fail_shuffle(Location where, int lane_number, int source, unsigned mask) {
+  char text[128];
+  std::snprintf(text, sizeof text, "lane %d shuffles from lane %d, which is not in the mask 0x%08x",
+                lane_number, source, mask);
+  fail(where, text);
+}
 
 Arrival arrive(unsigned mask, Wait kind, Location where, const void* in, void* out) {
   hide_begin();  // until meeting_done or after_wait

@@ -21,6 +21,12 @@ SHERD_API std::string device_name(int device);
 SHERD_API void require_device(int device);
 
 std::unique_ptr<Stream> make_stream(int device, std::string name);
+// Another of the same device and context: work of both can be captured together.
+std::unique_ptr<Stream> make_sibling(Stream& stream, std::string name);
+// An event that keeps the device's time, and the seconds between two such events. Waits for the
+// second. Streams' own events keep none: CUDA's are cheaper without.
+Event record_time(Stream& stream);
+double seconds_between(const Event& first, const Event& second);
 // The memory of the device, in the order of a stream: what is reused there waits for its events on
 // the device, not on the host.
 std::unique_ptr<MemorySource> make_device_memory(int device, Stream& stream);

@@ -46,6 +46,13 @@ void mma_m16n8k16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_
   emulator::mma_m16n8k16(d, a, b, Tag{}, where);
 }
 
+inline void store(void* to, uint4 words) {
+  *static_cast<uint4*>(to) = words;
+}
+inline void store(void* to, uint2 words) {
+  *static_cast<uint2*>(to) = words;
+}
+
 }  // namespace ptx
 
 inline float to_float(bf16 value) {

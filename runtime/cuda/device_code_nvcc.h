@@ -150,6 +150,19 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;\n" ::"n"(pending) : "memory");
 }
 
+// One access to global memory, aligned to its size. nvcc splits some assignments of these types
+// into words of four bytes.
+__device__ __forceinline__ void store(void* to, uint4 words) {
+  asm volatile("st.global.v4.u32 [%0], {%1,%2,%3,%4};" ::"l"(__cvta_generic_to_global(to)),
+               "r"(words.x), "r"(words.y), "r"(words.z), "r"(words.w)
+               : "memory");
+}
+__device__ __forceinline__ void store(void* to, uint2 words) {
+  asm volatile("st.global.v2.u32 [%0], {%1,%2};" ::"l"(__cvta_generic_to_global(to)), "r"(words.x),
+               "r"(words.y)
+               : "memory");
+}
+
 // 2^x, two units in the last place; subnormal results are 0.
 __device__ __forceinline__ float ex2(float x) {
   float y;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // In builds without CUDA.
 #include <sherd/runtime/cuda/device.h>
+#include <sherd/runtime/cuda/graph.h>
 #include <sherd/runtime/error.h>
 
 namespace sherd::cuda {
@@ -28,6 +29,18 @@ void require_device(int) {
   fail_unavailable();
 }
 std::unique_ptr<Stream> make_stream(int, std::string) {
+  fail_unavailable();
+}
+Event record_time(Stream&) {
+  fail_unavailable();
+}
+double seconds_between(const Event&, const Event&) {
+  fail_unavailable();
+}
+std::unique_ptr<Stream> make_sibling(Stream&, std::string) {
+  fail_unavailable();
+}
+std::unique_ptr<Graph> Graph::capture(Stream&, const std::function<void()>&) {
   fail_unavailable();
 }
 std::unique_ptr<MemorySource> make_device_memory(int, Stream&) {

@@ -41,6 +41,22 @@ TEST_CASE("device: events of a stream, and waits between streams") {
   CHECK(copied.wait_for(std::chrono::milliseconds(0)));
 }
 
+TEST_CASE("device: events that keep the time") {
+  Context& context = device_context();
+  Stream& stream = context.compute_stream();
+  const Tensor x = Tensor::zeros(context, {1 << 22}, DType::f32);
+  const auto timed = [&](int fills) {
+    const Event start = cuda::record_time(stream);
+    for (int i = 0; i < fills; ++i) cuda::fill_zero(stream, x.raw_data(), std::size_t{1} << 24);
+    return cuda::seconds_between(start, cuda::record_time(stream));
+  };
+  timed(1);
+  const double few = timed(2), many = timed(64);
+  CHECK(few >= 0.0);
+  CHECK(many > few);
+  CHECK(many < 60.0);  // seconds, not milliseconds
+}
+
 TEST_CASE("device: a GPU that is not there is named") {
   CHECK_THROWS_WITH_AS(Context({.device = Device::cuda, .device_index = 1000}),
                        doctest::Contains("GPU 1000 was asked for"), Error);

@@ -111,4 +111,8 @@ inline double error_of(const std::vector<double>& values, const std::vector<doub
 // and in a random order, which finds kernels that rely on one.
 void in_all_orders(const std::function<void()>& body);
 
+// In the emulator: streams made in the body lag behind the host, so that who does not wait for them
+// reads too early.
+void with_late_streams(const std::function<void()>& body);
+
 }  // namespace sherd::test

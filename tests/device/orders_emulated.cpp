@@ -14,4 +14,10 @@ void in_all_orders(const std::function<void()>& body) {
   emulator::set_order(Order::forward);
 }
 
+void with_late_streams(const std::function<void()>& body) {
+  emulator::set_streams(emulator::Streams::threads, 3000);
+  body();
+  emulator::set_streams(emulator::Streams::in_place);
+}
+
 }  // namespace sherd::test

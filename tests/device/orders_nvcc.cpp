@@ -7,4 +7,8 @@ void in_all_orders(const std::function<void()>& body) {
   body();
 }
 
+void with_late_streams(const std::function<void()>& body) {
+  body();
+}
+
 }  // namespace sherd::test

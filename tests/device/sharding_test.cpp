@@ -2,8 +2,10 @@
 // The sharding engine with tensors of GPUs, or of emulated ones.
 #include <doctest/doctest.h>
 
+#include <sherd/runtime/cuda/device.h>
+
 #include "../distributed/sharding_support.h"
-#include "unit/io_support.h"
+#include "../unit/io_support.h"
 
 #include <algorithm>
 #include <cmath>

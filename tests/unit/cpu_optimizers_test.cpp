@@ -12,26 +12,26 @@ namespace {
 template <typename T>
 AdamWArgs<T> adamw_args(int step) {
   AdamWArgs<T> a;
-  a.lr = 3e-3;
+  a.scalars.lr = 3e-3;
   a.beta1 = 0.9;
   a.beta2 = 0.95;
   a.eps = 1e-8;
   a.weight_decay = 0.05;
-  a.bias_correction1 = 1 - std::pow(0.9, step);
-  a.sqrt_bias_correction2 = std::sqrt(1 - std::pow(0.95, step));
-  a.grad_scale = 0.5;
+  a.scalars.bias_correction1 = 1 - std::pow(0.9, step);
+  a.scalars.sqrt_bias_correction2 = std::sqrt(1 - std::pow(0.95, step));
+  a.scalars.grad_scale = 0.5;
   return a;
 }
 
 // torch.optim._functional's single-tensor AdamW, line by line, in S.
 template <typename S>
 void plain_adamw(const AdamWArgs<S>& a, S& p, S g, S& m, S& v) {
-  g *= S(a.grad_scale);
-  p *= S(1 - a.lr * a.weight_decay);
+  g *= S(a.scalars.grad_scale);
+  p *= S(1 - a.scalars.lr * a.weight_decay);
   m = m * S(a.beta1) + g * S(1 - a.beta1);
   v = v * S(a.beta2) + g * g * S(1 - a.beta2);
-  const S denominator = std::sqrt(v) / S(a.sqrt_bias_correction2) + S(a.eps);
-  p -= S(a.lr / a.bias_correction1) * m / denominator;
+  const S denominator = std::sqrt(v) / S(a.scalars.sqrt_bias_correction2) + S(a.eps);
+  p -= S(a.scalars.lr / a.scalars.bias_correction1) * m / denominator;
 }
 
 template <typename S>
@@ -180,4 +180,34 @@ TEST_CASE_TEMPLATE("cpu optimizers: same bits wherever cut, on any number of thr
   };
   for (int which = 0; which < 3; ++which) both(run_adamw, which);
   for (int variant = 0; variant < kSgdVariants; ++variant) both(run_sgd, variant);
+}
+
+TEST_CASE_TEMPLATE(
+    "cpu optimizers: adamw rounds its result in the same pass, and takes its scalars "
+    "from elsewhere",
+    T, double, float) {
+  constexpr std::int64_t n = 133;
+  const auto start = random_values<T>(n, 1), grad = random_values<T>(n, 2);
+  const auto run = [&]<typename Rounded>(Rounded, DType type, bool elsewhere) {
+    std::vector<T> p = start, m(n), v(n);
+    Guarded<Rounded> rounded(n);
+    auto a = adamw_args<T>(3);
+    a.param = p.data();
+    a.grad = grad.data();
+    a.exp_avg = m.data();
+    a.exp_avg_sq = v.data();
+    a.rounded = rounded.data();
+    a.rounded_type = type;
+    const AdamWScalars current = a.scalars;
+    if (elsewhere) {
+      a.current = &current;
+      a.scalars = {};
+    }
+    adamw<T>(1, n, a);
+    CHECK(same_bits(rounded.values(), converted<Rounded>(p)));
+    return p;
+  };
+  const std::vector<T> expected = run(bf16{}, DType::bf16, false);
+  CHECK(same_bits(run(bf16{}, DType::bf16, true), expected));
+  CHECK(same_bits(run(f16{}, DType::f16, false), expected));
 }

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.h"
 #include "disk_loop.h"
+#include "gpu_peaks.h"
 
 #include <sherd/comm/faulty_communicator.h>
 #include <sherd/kernels/matmul.h>
+#include <sherd/runtime/cuda/device.h>
 #include <sherd/runtime/io/file.h>
 #include <sherd/runtime/io/trace_file.h>
 #include <sherd/tools/trainer/plan.h>
@@ -29,6 +31,7 @@ struct BenchResult {
   double median = 0.0, fastest = 0.0, slowest = 0.0;  // seconds a step
   double mean = 0.0, exposed = 0.0;                   // of all, and of that waiting for other ranks
   double matrix_rate = 0.0;                           // FLOP/s
+  double peak_rate = 0.0;                             // the GPU's by its data sheet; 0: not known
   std::int64_t collectives = 0, sent_bytes = 0;       // of this rank, a step
   double update = 0.0;                                // seconds, of the slowest rank
   FileTraffic files;                                  // of all ranks' updates, a step
@@ -151,16 +154,21 @@ BenchResult measure(Context& context, Rehearsal& test, std::int64_t batch,
   using Clock = std::chrono::steady_clock;
   Communicator& world = test.engine.groups().world;
   for (std::int64_t i = 0; i < options.warmup; ++i) test.step->run_shape(*test.inputs, batch);
+  context.compute_stream().synchronize();
   context.ledger().reset_peak();
   context.host_ledger().reset_peak();
   BenchResult result;
   // The limit is measured before, between and after the steps, so that both see the same machine;
-  // by all ranks at once, as they compute; with memory of its own.
-  Context limit({.threads = context.threads()});
+  // by all ranks at once, as they compute, in the type that they compute in; with memory of its
+  // own, which it gives back.
+  const DType dtype = test.engine.precision().parameters;
   const auto measure_limit = [&] {
     world.barrier("bench: a product");
+    Context limit({.device = context.device(),
+                   .device_index = context.device_index(),
+                   .threads = context.threads()});
     result.matrix_rate =
-        std::max(result.matrix_rate, measure_matmul_rate(limit, DType::f32, options.matrix, 3));
+        std::max(result.matrix_rate, measure_matmul_rate(limit, dtype, options.matrix, 3));
     world.barrier("bench: a product is done");
   };
   UpdateMeter updates(test.engine);
@@ -172,6 +180,7 @@ BenchResult measure(Context& context, Rehearsal& test, std::int64_t batch,
     const CommunicationCounters before = test.engine.counters();
     const auto start = Clock::now();
     test.step->run_shape(*test.inputs, batch);
+    context.compute_stream().synchronize();  // the update may still be under way
     seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
     exposed += test.engine.exposed_seconds() - exposed_before;
     result.collectives = calls(test.engine.counters()) - calls(before);
@@ -181,6 +190,8 @@ BenchResult measure(Context& context, Rehearsal& test, std::int64_t batch,
   }
   updates.finish(result);
   if (options.matrix > 0) measure_limit();
+  if (context.device() == Device::cuda && size_of(dtype) == 2)
+    result.peak_rate = peak_bf16_flops(cuda::device_name(context.device_index()));
   result.mean =
       std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(options.steps);
   std::ranges::sort(seconds);
@@ -197,6 +208,10 @@ void print_json(const TrainSettings& settings, Context& context, Rehearsal& test
   nlohmann::ordered_json line{{"program", "sherd"},
                               {"version", version()},
                               {"build", build_description()},
+                              {"device", name_of(context.device())},
+                              {"precision", name_of(test.engine.precision().parameters)},
+                              {"replays_graph", test.step->replays()},
+                              {"graph_refusal", test.step->graph_refusal()},
                               {"ranks", test.engine.groups().world.size()},
                               {"sharding", name_of(test.engine.options().policy)},
                               {"threads", context.threads()},
@@ -215,6 +230,7 @@ void print_json(const TrainSettings& settings, Context& context, Rehearsal& test
                               {"images_per_second", batch / result.median},
                               {"flops_per_second", rate},
                               {"matrix_flops_per_second", result.matrix_rate},
+                              {"peak_flops_per_second", result.peak_rate},
                               {"peak_bytes", context.ledger().peak_total()},
                               {"host_peak_bytes", context.host_ledger().peak_total()},
                               {"peak_resident_bytes", peak_resident_bytes()}};
@@ -246,15 +262,27 @@ void print_result(const TrainSettings& settings, const BenchOptions& options, Co
              static_cast<double>(settings.batch_size) / result.median, rate / 1e9);
   if (result.matrix_rate > 0.0) {
     fmt::print(
-        "limit           {:.1f} GFLOP/s for a {}^3 fp32 product here{}; the step reaches {:.1f}% "
+        "limit           {:.1f} GFLOP/s for a {}^3 {} product here{}; the step reaches {:.1f}% "
         "of it\n",
-        result.matrix_rate / 1e9, options.matrix, ranks > 1 ? ", on every rank at once" : "",
-        100.0 * rate / (result.matrix_rate * ranks));
+        result.matrix_rate / 1e9, options.matrix, name_of(test.engine.precision().parameters),
+        ranks > 1 ? ", on every rank at once" : "", 100.0 * rate / (result.matrix_rate * ranks));
+  }
+  if (result.peak_rate > 0.0) {
+    fmt::print("MFU             {:.1f}% of the {:.0f} TFLOP/s that the GPU's data sheet gives\n",
+               100.0 * rate / (result.peak_rate * ranks), result.peak_rate / 1e12);
+  } else if (result.matrix_rate > 0.0 && context.device() == Device::cuda) {
+    fmt::print("MFU             no peak of this GPU in {} is known here; see the limit\n",
+               name_of(test.engine.precision().parameters));
   }
   if (ranks > 1) {
     print_traffic(result.collectives, result.sent_bytes);
     fmt::print("exposed         {:.4f} s a step in which rank 0 waited for other ranks ({:.1f}%)\n",
                result.exposed, 100.0 * result.exposed / result.mean);
+  }
+  if (test.step->replays()) {
+    fmt::print("graph           the steps are captured and replayed\n");
+  } else if (settings.graph) {
+    fmt::print("graph           the steps are not captured: {}\n", test.step->graph_refusal());
   }
   print_update(result);
   print_memory(memory_plan(context.ledger()), memory_plan(context.host_ledger()), ranks);
@@ -335,26 +363,32 @@ Command add_bench(CLI::App& parent) {
       "step",
       "Times a training step (forward, backward, clipping, update) on random images, and in the "
       "same\n"
-      "run the rate of a large matrix product, which is its limit. With optimizer state or "
+      "run the rate of a large matrix product, which is its limit; on a GPU also the share of the "
+      "peak\n"
+      "that its data sheet gives (MFU). With optimizer state or "
       "parameters\n"
       "in files also the update alone, and the rate of a plain loop on their disk.\n\n"
       "  sherd bench step --preset vit_base_patch16_224 --dataset synthetic --batch-size 8\n"
       "  sherd bench step --preset vit_base_patch16_224 --dataset synthetic --batch-size 8 --ranks "
       "2 --shard "
       "zero3\n"
+      "  sherd bench step --preset vit_large_patch16_224 --dataset synthetic --batch-size 64 "
+      "--device cuda --precision bf16\n"
       "  sherd bench step --preset vit_huge_patch14_224 --dataset synthetic --device meta\n");
   auto options = std::make_shared<BenchOptions>();
   const std::string group = "benchmark";
   step->add_option("--steps", options->steps, "steps that are timed [10]")
       ->type_name("INT")
       ->group(group);
-  step->add_option("--warmup", options->warmup, "steps before them [2]")
-      ->type_name("INT")
-      ->group(group);
-  step->add_option("--matrix", options->matrix,
-                   "side of the large product; 0: do not measure it [2048]")
-      ->type_name("INT")
-      ->group(group);
+  const CLI::Option* warmup =
+      step->add_option("--warmup", options->warmup, "steps before them [2; with --graph 4]")
+          ->type_name("INT")
+          ->group(group);
+  const CLI::Option* matrix =
+      step->add_option("--matrix", options->matrix,
+                       "side of the large product; 0: do not measure it [8192 on cuda, else 2048]")
+          ->type_name("INT")
+          ->group(group);
   step->add_option("--comm-delay", options->comm_delay,
                    "sleep so many seconds in every collective: how much of it does the overlap "
                    "hide? [0]")
@@ -365,14 +399,20 @@ Command add_bench(CLI::App& parent) {
       ->disable_flag_override();
   SettingFlags flags(
       step, {"model", "optimizer", "sharding", "data.dataset", "data.data_dir", "data.image_size",
-             "data.classes", "run.batch_size", "run.micro_batch", "run.device", "precision",
-             "memory", "run.threads", "run.seed", "run.trace"});
+             "data.classes", "run.batch_size", "run.micro_batch", "run.device", "run.graph",
+             "precision", "memory", "run.threads", "run.seed", "run.trace"});
   const Command comm = add_bench_comm(*app);
   const Command disk = add_bench_disk(*app);
-  return {app, [options, flags, comm, disk] {
+  const Command kernels = add_bench_kernels(*app);
+  return {app, [options, warmup, matrix, flags, comm, disk, kernels] {
             if (comm.app->parsed()) return comm.run();
+            if (kernels.app->parsed()) return kernels.run();
             if (disk.app->parsed()) return disk.run();
-            return bench_step(flags.resolve({}), *options);
+            const TrainSettings settings = flags.resolve({});
+            if (matrix->count() == 0 && settings.device == "cuda") options->matrix = 8192;
+            // Two run as usual, one is captured, and one shows what a replay costs at first.
+            if (warmup->count() == 0 && settings.graph) options->warmup = 4;
+            return bench_step(settings, *options);
           }};
 }
 

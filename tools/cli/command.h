@@ -25,6 +25,7 @@ Command add_inspect(CLI::App& parent);
 Command add_bench(CLI::App& parent);
 Command add_bench_comm(CLI::App& bench);  // below add_bench
 Command add_bench_disk(CLI::App& bench);
+Command add_bench_kernels(CLI::App& bench);
 
 // Flags for settings of the given sections, collected as they were typed; resolve() applies them
 // over the TOML file.

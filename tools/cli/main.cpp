@@ -60,6 +60,7 @@ int run(int argc, char** argv) {
       "  sherd inspect model                 the model names, and the parameters of one\n"
       "  sherd inspect events --ranks 4      what a sharded step does, in order\n"
       "  sherd bench step                    speed of a training step on this machine\n"
+      "  sherd bench kernels                 speed of each kernel beside what the device can do\n"
       "  sherd bench comm                    speed of what ranks say to each other\n"
       "  sherd bench disk --dir DIR          speed of a disk that state is kept on\n"};
   app.name("sherd");

@@ -14,6 +14,7 @@ Prints the median of each and their ratio.
   compare.py recompute   needs no PyTorch: the same step with --recompute none, selective and block
   compare.py precision   needs no PyTorch: the quick start in fp32, bf16 and fp16 with several seeds, and how
                      far each test accuracy is from that of fp32 with the same seed
+  compare.py gpu     a training step of --preset in bf16 on a GPU: images/s of Sherd, of PyTorch eager and compiled
 
 --python names the interpreter that has PyTorch (default: this one)."""
 import argparse
@@ -192,6 +193,36 @@ def compare_fsdp(args):
     print("2048^3 fp32 product at 1 thread meanwhile: %.1f to %.1f GFLOP/s" % (min(rates), max(rates)))
 
 
+def compare_gpu(args):
+    ours = [args.sherd, "bench", "step", "--device", "cuda", "--preset", args.preset, "--dataset", "synthetic",
+            "--classes", "1000", "--batch-size", str(args.batch_size), "--precision", "bf16", "--steps",
+            str(args.steps), "--json"]
+    theirs = [args.python, os.path.join(HERE, "vit_step.py"), "--device", "cuda", "--model", args.preset,
+              "--batch-size", str(args.batch_size), "--precision", "bf16", "--steps", str(args.steps), "--json"]
+    works = {"sherd": ours, "torch eager": theirs, "torch compiled": theirs + ["--compile"]}
+    results = {name: [] for name in works}
+    for _ in range(args.rounds):
+        for name, command in works.items():
+            results[name].append(last_json(command))
+        print("  " + "   ".join("%s %.1f images/s" % (name, rate_of(rs[-1])) for name, rs in results.items()),
+              flush=True)
+    median = {name: statistics.median(map(rate_of, rs)) for name, rs in results.items()}
+    print("%s, bf16, batch %d: %s" % (args.preset, args.batch_size,
+                                      ", ".join("%s %.1f images/s" % item for item in median.items())))
+    print("   ".join("sherd / %s: %.2f" % (name, median["sherd"] / median[name]) for name in list(works)[1:]))
+    shares = [r["flops_per_second"] / r["peak_flops_per_second"] for r in results["sherd"]
+              if r["peak_flops_per_second"]]
+    if shares:
+        print("sherd's MFU %.1f%% of the data sheet's peak" % (100 * statistics.median(shares)))
+    print("peak memory: sherd %.2f GiB, torch eager %.2f GiB, torch compiled %.2f GiB"
+          % (results["sherd"][-1]["peak_bytes"] / 2 ** 30,
+             *(results[name][-1]["peak_device_bytes"] / 2 ** 30 for name in list(works)[1:])))
+
+
+def rate_of(result):
+    return result["images_per_second"] if "images_per_second" in result else result["images_per_s"]
+
+
 def seconds_of(result):
     return result["seconds_per_step"] if "seconds_per_step" in result else result["median_seconds"]
 
@@ -266,18 +297,19 @@ def compare_precision(args):
 
 def main():
     works = {"train": compare_train, "step": compare_step, "fsdp": compare_fsdp, "delay": compare_delay,
-             "bf16": compare_bf16, "recompute": compare_recompute, "precision": compare_precision}
+             "bf16": compare_bf16, "recompute": compare_recompute, "precision": compare_precision,
+             "gpu": compare_gpu}
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("work", choices=list(works))
     parser.add_argument("--sherd", default=os.path.join(HERE, "../../build/release/tools/cli/sherd"))
     parser.add_argument("--python", default=sys.executable)
     parser.add_argument("--threads", type=int, help="default: all cores; with several ranks 1 for each")
     parser.add_argument("--rounds", type=int, default=3)
-    ranks = parser.add_argument_group("fsdp, delay and precision")
+    ranks = parser.add_argument_group("fsdp, delay, precision and gpu")
     ranks.add_argument("--preset", default=PRESET)
-    ranks.add_argument("--batch-size", type=int, default=8, help="of all ranks together")
+    ranks.add_argument("--batch-size", type=int, help="of all ranks together [8; gpu 128]")
     ranks.add_argument("--ranks", type=int, default=2)
-    ranks.add_argument("--steps", type=int, default=3, help="timed steps of each run")
+    ranks.add_argument("--steps", type=int, help="timed steps of each run [3; gpu 10]")
     ranks.add_argument("--mpiexec", nargs="?", const="mpiexec", metavar="COMMAND",
                        help="sherd's ranks are processes of this (mpiexec; may hold options), not its --ranks")
     ranks.add_argument("--peers", nargs="+", choices=["full", "prefetch", "grad_op", "ddp"],
@@ -295,6 +327,10 @@ def main():
     args = parser.parse_args()
     if args.threads is None:
         args.threads = 1 if args.work in ("fsdp", "delay", "precision") else len(os.sched_getaffinity(0))
+    if args.batch_size is None:
+        args.batch_size = 128 if args.work == "gpu" else 8
+    if args.steps is None:
+        args.steps = 10 if args.work == "gpu" else 3
     if args.work in ("fsdp", "delay") and args.batch_size % args.ranks:
         parser.error("--batch-size %d cannot be divided by %d ranks" % (args.batch_size, args.ranks))
     if not os.path.exists(args.sherd):

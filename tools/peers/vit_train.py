@@ -18,12 +18,11 @@ import sys
 import time
 
 try:
-    import numpy as np
     import torch
     import torch.nn as nn
     import torch.nn.functional as F
 except ImportError as missing:
-    sys.exit("This peer needs PyTorch and numpy (%s; Python is %s). On Debian: apt-get install "
+    sys.exit("This peer needs PyTorch (%s; Python is %s). On Debian: apt-get install "
              "python3-torch libopenblas0-openmp, then run it with /usr/bin/python3; elsewhere: "
              "pip install torch numpy" % (missing, sys.executable))
 
@@ -132,6 +131,7 @@ def available_threads():
 
 
 def load(directory, prefix):
+    import numpy as np  # vit_step.py does without
     path = os.path.join(directory, prefix)
     try:
         with gzip.open(path + "-images-idx3-ubyte.gz") as f:

@@ -3,6 +3,7 @@
 
 #include <sherd/comm/agreement.h>
 #include <sherd/models/weights.h>
+#include <sherd/runtime/cuda/device.h>
 #include <sherd/runtime/host_bytes.h>
 
 #include <charconv>
@@ -31,8 +32,12 @@ std::unique_ptr<Optimizer> make_optimizer(const TrainSettings& s) {
 }
 
 StepSettings step_settings(const TrainSettings& settings, const LrSchedule& schedule) {
-  return {schedule, settings.clip_grad_norm, settings.label_smoothing, settings.micro_batch,
-          loss_scale_settings(settings)};
+  return {schedule,
+          settings.clip_grad_norm,
+          settings.label_smoothing,
+          settings.micro_batch,
+          loss_scale_settings(settings),
+          settings.graph};
 }
 
 bool offloads_activations(const TrainSettings& settings) {
@@ -145,7 +150,7 @@ std::string version() {
 }
 
 std::string build_description() {
-  return SHERD_BUILD;
+  return fmt::format("{}, {}", SHERD_BUILD, cuda::build_name());
 }
 
 }  // namespace sherd

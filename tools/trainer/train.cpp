@@ -395,6 +395,9 @@ class Run {
       if (log_) log_->step(now, context_.ledger(), exposed() - window.exposed);
       window = Window{Clock::now(), 0.0, exposed()};
     }
+    if (!step_->graph_refusal().empty() && !std::exchange(told_of_graph_, true)) {
+      observer_.on_warning("--graph: steps are not captured: " + step_->graph_refusal());
+    }
     observer_.on_step(now);
     stop_wanted_ = observer_.should_stop();
   }
@@ -468,6 +471,7 @@ class Run {
   std::unique_ptr<RunLog> log_;  // of rank 0
   std::string failure_;          // of this rank, which the others have not heard of yet
   bool stop_wanted_ = false;
+  bool told_of_graph_ = false;
   double waited_ = 0.0;               // seconds, for others before steps
   std::vector<std::string> claimed_;  // files that this rank has made
 };

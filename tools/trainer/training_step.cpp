@@ -11,6 +11,16 @@
 #include <cmath>
 
 namespace sherd {
+namespace {
+
+// A rank that has no samples left takes part with one of weight zero.
+void put_in(InputBuffers& inputs, std::int64_t begin, std::int64_t count,
+            const std::function<void(std::int64_t, std::int64_t)>& stage) {
+  if (count > 0) return stage(begin, count);
+  inputs.stage_blank();
+}
+
+}  // namespace
 
 TrainingStep::TrainingStep(Context& context, Module& model, ShardingEngine& engine,
                            Optimizer& optimizer, const StepSettings& settings)
@@ -28,6 +38,10 @@ TrainingStep::TrainingStep(Context& context, Module& model, ShardingEngine& engi
               settings.micro_batch);
   if (settings.loss_scale) scaler_.emplace(*settings.loss_scale);
   engine_.prepare(optimizer_);
+  if (!settings.graph) return;
+  graph_refusal_ = CapturedStep::refusal(context, engine, optimizer);
+  if (settings.loss_scale && settings.loss_scale->dynamic)
+    graph_refusal_ = "the loss scale changes; --precision bf16 needs none";
 }
 
 // The loss is divided by the samples of all ranks and passes, so that contributions add up to the
@@ -46,6 +60,69 @@ Tensor TrainingStep::forward_backward(const InputBuffers& inputs, std::int64_t s
   return loss.tensor();
 }
 
+void TrainingStep::for_each_pass(
+    std::int64_t samples,
+    const std::function<void(std::int64_t begin, std::int64_t count, bool last)>& pass) {
+  const Communicator& world = engine_.groups().world;
+  const SampleRange mine = rank_slice(samples, world.rank(), world.size());
+  const std::int64_t most = rank_slice(samples, 0, world.size()).size;
+  const std::int64_t micro = settings_.micro_batch > 0 ? settings_.micro_batch : most;
+  for (std::int64_t begin = 0; begin < most; begin += micro) {
+    context_.set_random_position({static_cast<std::uint64_t>(steps_), mine.begin + begin});
+    pass(begin, std::clamp(mine.size - begin, std::int64_t{0}, micro), begin + micro >= most);
+  }
+}
+
+// Two steps run as usual first: the allocator, the libraries and the engine's order are then what
+// they stay. A step of another size, as at the end of an epoch, runs as usual too.
+bool TrainingStep::may_replay(std::int64_t samples) {
+  constexpr int kWarmSteps = 2;
+  if (!settings_.graph || !graph_refusal_.empty()) return false;
+  if (captured_) return samples == captured_samples_;
+  if (samples != captured_samples_) {
+    captured_samples_ = samples;
+    warm_steps_ = 0;
+  }
+  return warm_steps_++ >= kWarmSteps;
+}
+
+// Nothing where the step has to run as usual: it cannot be captured, or its loss or gradient is not
+// finite, which a step that runs as usual can explain.
+std::optional<GlobalStep> TrainingStep::replay(InputBuffers& inputs, std::int64_t samples,
+                                               const Stage& stage) {
+  const bool capturing = captured_ == nullptr;
+  std::string reason;
+  try {
+    if (capturing) captured_ = std::make_unique<CapturedStep>(context_, engine_, optimizer_);
+    std::size_t pass = 0;
+    for_each_pass(samples, [&](std::int64_t begin, std::int64_t count, bool last) {
+      put_in(inputs, begin, count, stage);
+      if (!capturing) return captured_->replay_pass(pass++);
+      engine_.set_gradient_sync(last);
+      captured_->capture_pass([&] { return forward_backward(inputs, samples, count == 0); }, last);
+    });
+  } catch (const std::exception& error) {
+    if (!capturing) throw;
+    reason = error.what();
+  }
+  if (capturing) {
+    // All ranks, or none.
+    std::int64_t failed = reason.empty() ? 0 : 1;
+    // Of the groups that the step itself talks in: a rank that fails alone meets the others there.
+    engine_.groups().sum_on_host(&failed, 1, DType::i64, "could all ranks capture the step");
+    if (failed != 0) {
+      captured_.reset();
+      engine_.abandon_step();
+      graph_refusal_ = reason.empty() ? "another rank could not capture its step" : reason;
+      return {};
+    }
+  }
+  const GlobalStep all = captured_->agree();
+  const bool finite = std::isfinite(all.loss) && std::isfinite(all.grad_norm);
+  if (finite || capturing) return all;
+  return {};
+}
+
 StepResult TrainingStep::run_staged(InputBuffers& inputs, std::int64_t samples,
                                     const Stage& stage) {
   const TraceScope trace(context_.trace(), "step", "step");
@@ -54,38 +131,37 @@ StepResult TrainingStep::run_staged(InputBuffers& inputs, std::int64_t samples,
   result.step = steps_;
   result.samples = samples;
   result.lr = settings_.schedule.at(steps_);
-  const Communicator& world = engine_.groups().world;
-  const SampleRange mine = rank_slice(samples, world.rank(), world.size());
-  const std::int64_t most = rank_slice(samples, 0, world.size()).size;
-  const std::int64_t micro = settings_.micro_batch > 0 ? settings_.micro_batch : most;
-  std::vector<Tensor> losses;  // read at the end: on a GPU that waits for all that came before
-  for (std::int64_t begin = 0; begin < most; begin += micro) {
-    const std::int64_t count = std::clamp(mine.size - begin, std::int64_t{0}, micro);
-    engine_.set_gradient_sync(begin + micro >= most);
-    context_.set_random_position({static_cast<std::uint64_t>(steps_), mine.begin + begin});
-    if (count > 0) {
-      stage(begin, count);
-    } else {
-      inputs.stage_blank();
-    }
-    losses.push_back(forward_backward(inputs, samples, count == 0));
-  }
-  double loss = 0.0;
-  for (const Tensor& part : losses) loss += context_.is_meta() ? 0.0 : part.item();
-  losses.clear();
-  {
+  std::optional<GlobalStep> all;
+  if (may_replay(samples)) all = replay(inputs, samples, stage);
+  const bool replayed = all.has_value();
+  if (!replayed) {
+    std::vector<Tensor> losses;  // read at the end: on a GPU that waits for all that came before
+    for_each_pass(samples, [&](std::int64_t begin, std::int64_t count, bool last) {
+      put_in(inputs, begin, count, stage);
+      engine_.set_gradient_sync(last);
+      losses.push_back(forward_backward(inputs, samples, count == 0));
+    });
+    double loss = 0.0;
+    for (const Tensor& part : losses) loss += context_.is_meta() ? 0.0 : part.item();
+    losses.clear();
     const TraceScope norm_trace(context_.trace(), "gradient_norm", "optimizer");
-    const GlobalStep all = engine_.finish_backward(loss);
-    result.loss = all.loss;
-    result.loss_scale = loss_scale();
-    result.grad_norm = all.grad_norm / result.loss_scale;
+    all = engine_.finish_backward(loss);
   }
+  result.loss = all->loss;
+  result.loss_scale = loss_scale();
+  result.grad_norm = all->grad_norm / result.loss_scale;
   if (skip_overflow(result)) return result;
   check_finite(result, inputs);
+  const double factor = clip_factor(result.grad_norm, settings_.clip_grad_norm) / result.loss_scale;
   {
     const TraceScope update_trace(context_.trace(), "optimizer", "optimizer");
-    engine_.update(optimizer_, result.lr,
-                   clip_factor(result.grad_norm, settings_.clip_grad_norm) / result.loss_scale);
+    if (!replayed) {
+      engine_.update(optimizer_, result.lr, factor);
+    } else if (captured_->complete()) {
+      captured_->replay_update(result.lr, factor);
+    } else {
+      captured_->capture_update(result.lr, factor);
+    }
   }
   if (scaler_) scaler_->good_step();
   ++steps_;

@@ -8,6 +8,7 @@
 #include <sherd/optim/loss_scaler.h>
 #include <sherd/optim/optimizer.h>
 #include <sherd/optim/schedule.h>
+#include <sherd/tools/trainer/captured_step.h>
 #include <sherd/tools/trainer/data_source.h>
 
 #include <functional>
@@ -24,6 +25,7 @@ struct StepSettings {
   // passes as the one with the most samples; one that has none left takes part with weight zero.
   std::int64_t micro_batch = 0;
   std::optional<LossScaleSettings> loss_scale;  // for fp16
+  bool graph = false;  // steps are captured and replayed, where they can be
 };
 
 struct StepResult {
@@ -54,12 +56,19 @@ class SHERD_API TrainingStep {
 
   std::int64_t steps_done() const { return steps_; }                      // skipped ones too
   double loss_scale() const { return scaler_ ? scaler_->scale() : 1.0; }  // of the next step
+  // Why steps are not captured although settings.graph asks for it; empty while nothing is known.
+  const std::string& graph_refusal() const { return graph_refusal_; }
+  bool replays() const { return captured_ != nullptr; }
 
  private:
   // stage(begin, count) puts these samples of the rank's part into the buffers.
   using Stage = std::function<void(std::int64_t begin, std::int64_t count)>;
   StepResult run_staged(InputBuffers& inputs, std::int64_t samples, const Stage& stage);
   Tensor forward_backward(const InputBuffers& inputs, std::int64_t samples, bool weightless);
+  bool may_replay(std::int64_t samples);
+  std::optional<GlobalStep> replay(InputBuffers& inputs, std::int64_t samples, const Stage& stage);
+  void for_each_pass(std::int64_t samples,
+                     const std::function<void(std::int64_t begin, std::int64_t count, bool last)>&);
   bool skip_overflow(StepResult& result);
   void check_finite(const StepResult& result, const InputBuffers& inputs);
   std::int64_t first_non_finite_gradient() const;
@@ -71,6 +80,10 @@ class SHERD_API TrainingStep {
   StepSettings settings_;
   std::optional<LossScaler> scaler_;
   std::int64_t steps_ = 0;
+  std::unique_ptr<CapturedStep> captured_;
+  std::int64_t captured_samples_ = 0;
+  int warm_steps_ = 0;  // of that size, that ran as usual
+  std::string graph_refusal_;
 };
 
 // "parameter ..." or "module ..." where the first non-finite value of a forward pass shows on this

@@ -40,16 +40,16 @@ void set_streams(Streams mode, int delay_microseconds = 0);
 // How many devices there are and how much memory each has. Before the first call that uses them.
 void set_devices(int count, std::size_t bytes_each);
 
-// Device memory is out of reach of host code (a fault with a message) while no device work runs on
-// the thread. Off where a sanitizer watches memory. Default: on, or $EMULATOR_GUARD (on, off).
+// Device memory is out of reach of host code (a fault with a message) while no device work runs.
+// Never where a sanitizer watches memory, nor while a stream is a thread. Default: on, or
+// $EMULATOR_GUARD (on, off).
 void set_guard(bool on);
-bool guard_is_on();
 
 // How long a rank of emulated NCCL waits for the others before that is an error [30 s].
 void set_nccl_patience(double seconds);
 
 // Runs `work` in order on an emulated stream, as device work: for other emulated libraries. While
-// the stream is captured the work is recorded, and runs at every replay. `name` is for messages.
+// the stream is captured the work is recorded, and runs at every replay.
 void enqueue(CUstream_st* stream, std::function<void()> work);
 
 }  // namespace emulator

@@ -31,6 +31,7 @@ extern EMULATOR_THREAD_LOCAL unsigned lane;  // of the running thread, 0 to 31
 
 // Reports `problem` of the running thread, at `where`, and does not return.
 [[noreturn]] void fail(Location where, const char* problem);
+[[noreturn]] void fail_shuffle(Location where, int lane, int source, unsigned mask);
 
 // Lanes that meet in one warp operation; in and out point to each lane's own variables.
 struct Meeting {
@@ -98,17 +99,14 @@ inline T shuffle(unsigned mask, T value, int source, Location where) {
   struct Given {
     T value;
     int source;
-    Location where;
   };
-  const Given given{value, source, where};
+  const Given given{value, source};
   T result;
   warp_operation(mask, Wait::shuffle, where, &given, &result,
-                 [](const Given* const* in, T* const* out, unsigned all) {
+                 [where](const Given* const* in, T* const* out, unsigned all) {
                    for (unsigned m = all; m != 0; m &= m - 1) {
                      const int l = __builtin_ctz(m), from = in[l]->source;
-                     if (!(all >> from & 1)) {
-                       fail(in[l]->where, "a lane shuffles from a lane outside the mask");
-                     }
+                     if (!(all >> from & 1)) fail_shuffle(where, l, from, all);
                      *out[l] = in[from]->value;
                    }
                  });

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: Apache-2.0
+#pragma once
+
+#include <sherd/kernels/arguments/gelu.h>
+
+namespace sherd {
+
+class Stream;
+
+namespace cuda {
+
+using arguments::BiasGelu;
+using arguments::BiasGeluBackward;
+using arguments::GeluForm;
+
+// output = gelu(input); '='; output may be input.
+template <typename T>
+void gelu_forward(Stream& stream, std::int64_t n, GeluForm form, const T* input, T* output);
+// grad_input = grad_output * gelu'(input); '='; grad_input may be grad_output.
+template <typename T>
+void gelu_backward(Stream& stream, std::int64_t n, GeluForm form, const T* input,
+                   const T* grad_output, T* grad_input);
+
+// Both read x once, where gelu after an addition, and a sum after gelu's backward, would again.
+template <typename T>
+void bias_gelu_forward(Stream& stream, const BiasGelu<T>& p);
+template <typename T>
+void bias_gelu_backward(Stream& stream, const BiasGeluBackward<T>& p);
+template <typename T>
+std::size_t bias_gelu_backward_workspace_bytes(std::int64_t rows, std::int64_t cols);
+
+}  // namespace cuda
+}  // namespace sherd
