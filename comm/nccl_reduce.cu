@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/comm/nccl_reduce.h>
 #include <sherd/runtime/cuda/device_code.h>
-#include <sherd/runtime/error.h>
 
 #include <algorithm>
 #include <type_traits>
@@ -68,36 +67,55 @@ struct alignas(sizeof(T) * N) Pack {
 // Values come in the order of the ranks and are combined as a binary counter carries: after rank r
 // as many times as r + 1 has trailing zeros. At the end what is left is combined from the right.
 // That is the tree whose left part has the largest power of two below the number of ranks.
-template <int N, typename T, typename Result>
+// kRanks: their number where it is known, and then everything stays in registers; else 0.
+template <int N, int kRanks, typename T, typename Result>
 __global__ void reduce_kernel(Reduction<T, Result> r) {
+  const int ranks = kRanks > 0 ? kRanks : r.ranks;
   const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kThreads * N;
   for (std::int64_t at = (static_cast<std::int64_t>(blockIdx.x) * kThreads + threadIdx.x) * N;
        at < r.count; at += step) {
     Wide<T> parts[kDepth][N];
     int depth = 0;
-    for (int rank = 0; rank < r.ranks; ++rank) {
+#pragma unroll
+    for (int rank = 0; rank < ranks; ++rank) {
       const T* source =
           rank == r.rank ? r.own : r.received + r.stride * (rank < r.rank ? rank : rank - 1);
       const Pack<T, N> pack = *reinterpret_cast<const Pack<T, N>*>(source + at);
+#pragma unroll
       for (int i = 0; i < N; ++i) parts[depth][i] = widen(pack.values[i]);
       ++depth;
+#pragma unroll
       for (int left = rank + 1; left % 2 == 0; left /= 2) {
         --depth;
+#pragma unroll
         for (int i = 0; i < N; ++i)
           parts[depth - 1][i] = combine(parts[depth - 1][i], parts[depth][i], r.max);
       }
     }
+#pragma unroll
     for (; depth > 1; --depth) {
+#pragma unroll
       for (int i = 0; i < N; ++i)
         parts[depth - 2][i] = combine(parts[depth - 2][i], parts[depth - 1][i], r.max);
     }
     Pack<Result, N> result;
+#pragma unroll
     for (int i = 0; i < N; ++i) {
       Wide<T> value = parts[0][i];
       if constexpr (std::is_floating_point_v<Wide<T>>) value *= r.factor;
       result.values[i] = narrow<Result>(value);
     }
     *reinterpret_cast<Pack<Result, N>*>(r.output + at) = result;
+  }
+}
+
+template <int N, typename T, typename Result>
+auto kernel_for(int ranks) {
+  switch (ranks) {
+    case 2: return reduce_kernel<N, 2, T, Result>;
+    case 4: return reduce_kernel<N, 4, T, Result>;
+    case 8: return reduce_kernel<N, 8, T, Result>;
+    default: return reduce_kernel<N, 0, T, Result>;
   }
 }
 
@@ -125,7 +143,8 @@ void run(Stream& stream, const DeviceSources& sources, void* output, std::int64_
   const std::int64_t threads = packs ? count / kPack : count;
   const auto blocks =
       static_cast<unsigned>(std::min(kMostBlocks, ceil_div(threads, std::int64_t{kThreads})));
-  const auto kernel = packs ? reduce_kernel<kPack, T, Result> : reduce_kernel<1, T, Result>;
+  const auto kernel =
+      packs ? kernel_for<kPack, T, Result>(r.ranks) : kernel_for<1, T, Result>(r.ranks);
   cuda::launch(kernel, dim3(blocks), dim3(kThreads), 0, cuda::native(stream), r);
 }
 
@@ -133,12 +152,8 @@ void run(Stream& stream, const DeviceSources& sources, void* output, std::int64_
 
 void reduce_in_tree(Stream& stream, const DeviceSources& sources, void* output, std::int64_t count,
                     DType dtype, DType result, ReduceOp op) {
-  SHERD_CHECK(op != ReduceOp::average || is_floating(dtype), "an average of {} is not defined",
-              name_of(dtype));
   if (count == 0) return;
   const bool wide = result != dtype;
-  SHERD_INTERNAL_CHECK(!wide || (result == DType::f32 && size_of(dtype) == 2),
-                       "a reduction of {} to {}", name_of(dtype), name_of(result));
   switch (dtype) {
     case DType::f64: return run<double, double>(stream, sources, output, count, op);
     case DType::f32: return run<float, float>(stream, sources, output, count, op);

@@ -17,6 +17,7 @@ struct DeviceSources {
 };
 
 // output[count] := their reduction, put on the stream; output may be own where the types are equal.
+// An average is of floating-point numbers; result is dtype, or f32 of 16-bit types.
 void reduce_in_tree(Stream& stream, const DeviceSources& sources, void* output, std::int64_t count,
                     DType dtype, DType result, ReduceOp op);
 
