@@ -82,8 +82,7 @@ def quick_start(report, folder, env, packed, rehearse, quick):
 def kernels(report, folder, env, rehearse, quick):
     command = [sherd(folder), "bench", "kernels", "--device", "cuda", "--json"]
     if rehearse:
-        command += ["--models", "tiny", "--batch-size", "1", "--matrix", "64", "--buffer", "64KiB", "--repeat", "1",
-                    "--only", "forward"]
+        command += ["--models", "tiny", "--batch-size", "1", "--matrix", "64", "--buffer", "64KiB", "--repeat", "1"]
     else:
         command += ["--models", "base" if quick else "base,large,huge", "--tokens", "1024,4096"]
 
