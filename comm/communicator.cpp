@@ -69,6 +69,7 @@ Communicator::Communicator(int rank, int size) : rank_(rank), size_(size) {
 Communicator::~Communicator() = default;
 
 std::string Communicator::Call::describe() const {
+  if (about != nullptr) return about->describe();
   static constexpr const char* kOps[] = {"sum", "average", "max"};
   std::string before, after;
   switch (collective) {
@@ -97,8 +98,22 @@ std::uint64_t Communicator::Call::fingerprint() const {
       static_cast<std::int64_t>(result()),
       static_cast<std::int64_t>(op),
       count,
-      is_message() ? 0 : root};
+      is_message() ? 0 : root,
+      about != nullptr ? static_cast<std::int64_t>(about->fingerprint()) : 0};
   return XXH3_64bits_withSeed(label.data(), label.size(), XXH3_64bits(numbers, sizeof numbers));
+}
+
+void Communicator::compare(const Call& call) {
+  Call mine{Collective::barrier, DType::u8, ReduceOp::sum, 0, 0, call.label};
+  mine.about = &call;
+  if (call.is_message()) {
+    mine.collective = call.collective;
+    mine.root = call.root;
+    mine.sequence = messages_[{call.collective, call.root}]++;
+  } else {
+    mine.sequence = collectives_++;
+  }
+  run(mine, nullptr, nullptr);
 }
 
 // Counts the call and runs it.

@@ -98,6 +98,29 @@ class SHERD_API Communicator {
   // abort of this group ends the new one too.
   std::unique_ptr<Communicator> split(std::span<const int> members, std::string_view label);
 
+  // A call as the backends get it.
+  struct Call {
+    Collective collective;
+    DType dtype;
+    ReduceOp op;
+    std::int64_t count;  // elements of one rank's piece
+    int root;            // of a broadcast; of a message the other rank
+    std::string_view label;
+    bool wide = false;            // reduce_scatter_wide
+    std::int64_t sequence = 0;    // among the collectives, or the messages to or from that rank
+    const Call* about = nullptr;  // of compare(): the call that is compared
+    bool is_message() const { return collective >= Collective::send; }
+    DType result() const { return wide && size_of(dtype) == 2 ? DType::f32 : dtype; }
+    std::size_t element_bytes() const { return size_of(dtype); }
+    std::size_t bytes() const { return static_cast<std::size_t>(count) * element_bytes(); }
+    // "all_gather of 512 f32 for 'blocks.3 unshard'", for messages
+    std::string describe() const;
+    std::uint64_t fingerprint() const;  // equal where the calls agree
+  };
+  // For communicators that stand on this one and move the data by other means: compares a call of
+  // theirs on all ranks (of a message, on the two) as if it were this one's. Counts nothing.
+  void compare(const Call& call);
+
   // Ends the group: every rank that waits or calls from now on throws this reason; the first reason
   // stays. Any thread.
   virtual void abort(const std::string& reason) = 0;
@@ -107,23 +130,6 @@ class SHERD_API Communicator {
  protected:
   Communicator(int rank, int size);
 
-  struct Call {
-    Collective collective;
-    DType dtype;
-    ReduceOp op;
-    std::int64_t count;  // elements of one rank's piece
-    int root;            // of a broadcast; of a message the other rank
-    std::string_view label;
-    bool wide = false;          // reduce_scatter_wide
-    std::int64_t sequence = 0;  // among the collectives, or the messages to or from that rank
-    bool is_message() const { return collective >= Collective::send; }
-    DType result() const { return wide && size_of(dtype) == 2 ? DType::f32 : dtype; }
-    std::size_t element_bytes() const { return size_of(dtype); }
-    std::size_t bytes() const { return static_cast<std::size_t>(count) * element_bytes(); }
-    // "all_gather of 512 f32 for 'blocks.3 unshard'", for messages
-    std::string describe() const;
-    std::uint64_t fingerprint() const;  // equal where the calls agree
-  };
   // Does the work. `input` and `output` as above; data is both for all_reduce and broadcast.
   virtual void run(const Call& call, const void* input, void* output) = 0;
   // Makes the group of these members, which are in order; whether all ranks agree is not known yet.

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/comm/device_communicator.h>
+#include <sherd/comm/nccl_communicator.h>
+#include <sherd/comm/nccl_reduce.h>
 #include <sherd/runtime/cuda/device.h>
 #include <sherd/runtime/error.h>
 
@@ -22,7 +24,9 @@ class LoneCommunicator final : public Communicator {
   }
   void run(const Call& call, const void* input, void* output) override {
     if (call.collective == Collective::barrier || input == output) return;
-    SHERD_INTERNAL_CHECK(call.result() == call.dtype, "{}: not yet", call.describe());
+    if (call.result() != call.dtype)
+      return reduce_in_tree(stream_, {input, nullptr, 0, 0, 1}, output, call.count, call.dtype,
+                            call.result(), call.op);
     cuda::copy(stream_, output, input, call.bytes());
   }
 
@@ -32,10 +36,15 @@ class LoneCommunicator final : public Communicator {
 
 }  // namespace
 
+std::size_t device_staging_bytes(int ranks) {
+  return ranks > 1 ? NcclOptions().staging_bytes : 0;
+}
+
 std::unique_ptr<Communicator> make_device_communicator(Communicator& host, Context& context,
-                                                       Stream& stream, bool) {
-  SHERD_CHECK(host.size() == 1, "device {}: several ranks need NCCL", name_of(context.device()));
-  return std::make_unique<LoneCommunicator>(host, stream);
+                                                       Stream& stream, bool exact_sums) {
+  if (host.size() == 1) return std::make_unique<LoneCommunicator>(host, stream);
+  return make_nccl_communicator(host, context.device_index(), stream,
+                                {.exact_sums = exact_sums, .allocator = &context.allocator()});
 }
 
 }  // namespace sherd

@@ -18,4 +18,7 @@ SHERD_API std::unique_ptr<Communicator> make_device_communicator(Communicator& h
                                                                  Context& context, Stream& stream,
                                                                  bool exact_sums);
 
+// Of the device's memory, that such a communicator of so many ranks holds.
+SHERD_API std::size_t device_staging_bytes(int ranks);
+
 }  // namespace sherd

@@ -3,6 +3,7 @@
 
 #include <sherd/kernels/cpu/attention.h>
 #include <sherd/kernels/cuda/attention.h>
+#include <sherd/kernels/cuda/attention_cudnn.h>
 #include <sherd/kernels/dispatch.h>
 #include <sherd/kernels/elementwise.h>
 
@@ -49,7 +50,64 @@ Tensor workspace_for(Context& context, const AttentionShape& shape, bool backwar
                        : cpu::attention_workspace_bytes<T>(shape, context.threads(), backward));
 }
 
+// Whether cuDNN computes it, where it could.
+bool by_cudnn(const Context& context, DType dtype) {
+  if (context.attention() != AttentionKernels::cudnn) return false;
+  require_attention(context.attention(), context.target());
+  SHERD_CHECK(dtype == DType::bf16 || dtype == DType::f16,
+              "attention by cuDNN takes bf16 and fp16, got {}; choose --attention own",
+              name_of(dtype));
+  SHERD_CHECK(!context.is_meta(),
+              "attention by cuDNN cannot be planned: its workspace is known on the GPU alone; plan "
+              "with --attention own, or run without a plan (no --memory-limit, no --recompute "
+              "auto)");
+  return true;
+}
+
+template <typename T>
+void cudnn_forward(Context& context, const AttentionShape& shape, const Tensor& q, const Tensor& k,
+                   const Tensor& v, const AttentionOutput& out) {
+  if constexpr (sizeof(T) == 2) {
+    const auto qs = view_of<const T>(q), ks = view_of<const T>(k), vs = view_of<const T>(v);
+    const auto outputs = view_of<T>(out.output);
+    const Tensor scratch = workspace(context, cuda::cudnn_attention_forward_workspace_bytes<T>(
+                                                  context, shape, qs, ks, vs, outputs));
+    cuda::cudnn_attention_forward<T>(context, shape, qs, ks, vs, outputs, out.lse.data<float>(),
+                                     workspace_data(scratch));
+  }
+}
+
+template <typename T>
+void cudnn_backward(Context& context, const AttentionShape& shape, const Tensor& grad_output,
+                    const Tensor& q, const Tensor& k, const Tensor& v,
+                    const AttentionOutput& forward, const Tensor& grad_query,
+                    const Tensor& grad_key, const Tensor& grad_value) {
+  if constexpr (sizeof(T) == 2) {
+    const auto g = view_of<const T>(grad_output), qs = view_of<const T>(q),
+               ks = view_of<const T>(k), vs = view_of<const T>(v),
+               outputs = view_of<const T>(forward.output);
+    const auto grad_q = view_of<T>(grad_query), grad_k = view_of<T>(grad_key),
+               grad_v = view_of<T>(grad_value);
+    const Tensor scratch =
+        workspace(context, cuda::cudnn_attention_backward_workspace_bytes<T>(
+                               context, shape, g, qs, ks, vs, outputs, grad_q, grad_k, grad_v));
+    cuda::cudnn_attention_backward<T>(context, shape, g, qs, ks, vs, outputs,
+                                      forward.lse.data<float>(), grad_q, grad_k, grad_v,
+                                      workspace_data(scratch));
+  }
+}
+
 }  // namespace
+
+void require_attention(AttentionKernels kernels, Device device) {
+  if (kernels != AttentionKernels::cudnn) return;
+  SHERD_CHECK(device == Device::cuda,
+              "attention by cuDNN computes on device cuda, this is {}; choose --attention own",
+              name_of(device));
+  SHERD_CHECK(cuda::cudnn_attention_built(),
+              "attention by cuDNN is not in this build: build with -Dcuda=enabled and "
+              "-Dcudnn=enabled, or choose --attention own");
+}
 
 AttentionOutput attention_forward(const Tensor& query, const Tensor& key, const Tensor& value,
                                   double scale) {
@@ -62,6 +120,7 @@ AttentionOutput attention_forward(const Tensor& query, const Tensor& key, const 
   context.work().attention_flops += 2 * pair_products(shape);
   dispatch_floating(q.dtype(), "attention", [&](auto zero) {
     using T = decltype(zero);
+    if (by_cudnn(context, q.dtype())) return cudnn_forward<T>(context, shape, q, k, v, out);
     const Tensor scratch = workspace_for<T>(context, shape, false);
     if (context.is_meta()) return;
     const auto run = [&](auto forward, auto... last) {
@@ -105,6 +164,10 @@ void attention_backward(const Tensor& grad_output, const Tensor& query, const Te
   context.work().attention_flops += 5 * pair_products(shape);
   dispatch_floating(q.dtype(), "attention_backward", [&](auto zero) {
     using T = decltype(zero);
+    if (by_cudnn(context, q.dtype())) {
+      return cudnn_backward<T>(context, shape, g, q, k, v, forward, grad_query, grad_key,
+                               grad_value);
+    }
     const Tensor scratch = workspace_for<T>(context, shape, true);
     if (context.is_meta()) return;
     const auto run = [&](auto backward, auto... last) {

@@ -44,7 +44,21 @@ std::vector<double> adamw_scalars(const AdamWStep& step) {
 }
 
 void adamw_update(const Tensor& parameter, const Tensor& grad, const Tensor& exp_avg,
-                  const Tensor& exp_avg_sq, const AdamWStep& step, const Tensor& scalars) {
+                  const Tensor& exp_avg_sq, const AdamWStep& step, const Tensor& scalars,
+                  std::span<const AdamWPart> parts, const Tensor& rounded) {
+  using arguments::DecayParts;
+  if (parts.size() > DecayParts::kMost) {  // as many as a launch takes, then the rest
+    const std::int64_t cut = parts[DecayParts::kMost].begin, end = parameter.numel();
+    const auto part = [&](std::int64_t from, std::int64_t to, std::span<const AdamWPart> of) {
+      const auto slice = [&](const Tensor& x) { return x.defined() ? x.slice(0, from, to) : x; };
+      adamw_update(slice(parameter), slice(grad), slice(exp_avg), slice(exp_avg_sq), step, scalars,
+                   of, slice(rounded));
+    };
+    std::vector<AdamWPart> rest(parts.begin() + DecayParts::kMost, parts.end());
+    for (AdamWPart& later : rest) later.begin -= cut;
+    part(0, cut, parts.first(DecayParts::kMost));
+    return part(cut, end, rest);
+  }
   for (const Tensor* other : {&grad, &exp_avg, &exp_avg_sq}) {
     check_span("adamw_update", parameter, *other);
   }
@@ -55,6 +69,25 @@ void adamw_update(const Tensor& parameter, const Tensor& grad, const Tensor& exp
         "adamw_update: expected scalars f64 [{}] where the parameter lies ({}), got {} ({})",
         kAdamWScalars, name_of(parameter.device()), scalars.describe(), name_of(scalars.device()));
   }
+  DecayParts decay;
+  for (const AdamWPart& part : parts) {
+    SHERD_CHECK(
+        part.begin % DecayParts::kUnit == 0 && part.begin < parameter.numel() &&
+            (decay.count == 0 ? part.begin == 0
+                              : part.begin / DecayParts::kUnit > decay.begin[decay.count - 1]),
+        "adamw_update: parts of {} begin at ascending multiples of {}, got {}",
+        parameter.describe(), DecayParts::kUnit, part.begin);
+    if (part.decays) decay.decays |= std::uint64_t{1} << decay.count;
+    decay.begin[decay.count++] = static_cast<std::uint32_t>(part.begin / DecayParts::kUnit);
+  }
+  if (rounded.defined()) {
+    SHERD_CHECK((rounded.dtype() == DType::bf16 || rounded.dtype() == DType::f16) &&
+                    rounded.shape() == parameter.shape() && rounded.is_contiguous() &&
+                    rounded.device() == parameter.device(),
+                "adamw_update: {} rounded to {}: expected as many bf16 or fp16 beside it",
+                parameter.describe(), rounded.describe());
+    rounded.storage().mark_modified();
+  }
   for (const Tensor* written : {&parameter, &exp_avg, &exp_avg_sq}) {
     written->storage().mark_modified();
   }
@@ -63,6 +96,11 @@ void adamw_update(const Tensor& parameter, const Tensor& grad, const Tensor& exp
   dispatch_master(parameter, [&](auto zero) {
     using T = decltype(zero);
     arguments::AdamWArgs<T> args;
+    args.parts = decay;
+    if (rounded.defined()) {
+      args.rounded = rounded.raw_data();
+      args.rounded_type = rounded.dtype();
+    }
     args.param = parameter.data<T>();
     args.grad = grad.data<T>();
     args.exp_avg = exp_avg.data<T>();

@@ -5,6 +5,7 @@
 
 #include <sherd/runtime/tensor.h>
 
+#include <span>
 #include <vector>
 
 namespace sherd {
@@ -18,9 +19,18 @@ struct AdamWStep {
 // All contiguous, same number of elements and type (fp32 or fp64). With `scalars`, an f64 tensor
 // [kAdamWScalars] beside the parameter, what changes from step to step is read from there when the
 // update runs, and those members of `step` are ignored: a captured update is replayed so.
+//
+// With `parts`, the tensors are flat shards, one stretch of a parameter after the other: only parts
+// that say so decay, and all are updated at once. With `rounded`, bf16 or fp16 beside the
+// parameter, the new values are rounded to it in the same pass.
+struct AdamWPart {
+  std::int64_t begin;  // ascending from 0, multiples of 16
+  bool decays;
+};
 SHERD_API void adamw_update(const Tensor& parameter, const Tensor& grad, const Tensor& exp_avg,
                             const Tensor& exp_avg_sq, const AdamWStep& step,
-                            const Tensor& scalars = {});
+                            const Tensor& scalars = {}, std::span<const AdamWPart> parts = {},
+                            const Tensor& rounded = {});
 // What must stand in `scalars`: it depends on lr, the betas, step and grad_scale.
 inline constexpr std::int64_t kAdamWScalars = 4;
 SHERD_API std::vector<double> adamw_scalars(const AdamWStep& step);

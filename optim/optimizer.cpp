@@ -26,6 +26,15 @@ class AdamW final : public Optimizer {
   std::vector<double> scalars(double lr, double grad_scale) const override {
     return adamw_scalars(step_of(lr, grad_scale, true));
   }
+  bool update_flat(const FlatSpans& spans, double lr, double grad_scale) override {
+    std::vector<AdamWPart> parts;
+    for (const auto& [begin, decays] : spans.begins) {
+      if (parts.empty() || parts.back().decays != decays) parts.push_back({begin, decays});
+    }
+    adamw_update(spans.value, spans.grad, spans.state[0], spans.state[1],
+                 step_of(lr, grad_scale, true), scalars_place(), parts, spans.rounded);
+    return true;
+  }
 
  protected:
   void update_span(const ParameterSpan& span, std::span<const Tensor> state, double lr,
@@ -79,6 +88,10 @@ class Sgd final : public Optimizer {
 }  // namespace
 
 Optimizer::~Optimizer() = default;
+
+bool Optimizer::update_flat(const FlatSpans&, double, double) {
+  return false;
+}
 
 std::vector<double> Optimizer::scalars(double, double) const {
   return {};

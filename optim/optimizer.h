@@ -25,6 +25,15 @@ struct ParameterSpan {
 // One span per trainable parameter, with its current gradient.
 SHERD_API std::vector<ParameterSpan> parameter_spans(std::span<Parameter* const> parameters);
 
+// Spans of one shard, one after the other in flat tensors: all of them, each with a gradient.
+struct FlatSpans {
+  Tensor value, grad;
+  std::vector<Tensor> state;
+  Tensor rounded;  // where the new values are wanted in 16 bits; or undefined
+  // Where each begins, a multiple of 16 elements, and whether it decays.
+  std::vector<std::pair<std::int64_t, bool>> begins;
+};
+
 class SHERD_API Optimizer {
  public:
   virtual ~Optimizer();
@@ -44,6 +53,8 @@ class SHERD_API Optimizer {
   // changes nothing yet.
   void begin_step(std::span<const ParameterSpan> spans);
   void update(std::size_t index, const ParameterSpan& span, double lr, double grad_scale);
+  // All spans of a shard at once, with the same bits. False where the rule does not know how.
+  virtual bool update_flat(const FlatSpans& spans, double lr, double grad_scale);
 
   // For updates that are captured into a CUDA graph: while a tensor of scalar_count() f64 on the
   // parameters' device is set, they read from there what changes from step to step. 0: this rule

@@ -20,11 +20,15 @@ namespace sherd {
 
 class Tape;
 
+// Whose kernels compute attention on cuda.
+enum class AttentionKernels : std::uint8_t { automatic, own, cudnn };  // automatic: own
+
 struct ContextOptions {
   Device device = Device::cpu;
-  int device_index = 0;               // which GPU
-  Device meta_of = Device::cpu;       // on meta: whose sizes of scratch memory are counted
-  int threads = 0;                    // CPU threads of this context's kernels; 0: default_threads()
+  int device_index = 0;          // which GPU
+  Device meta_of = Device::cpu;  // on meta: whose sizes of scratch memory are counted
+  int threads = 0;               // CPU threads of this context's kernels; 0: default_threads()
+  AttentionKernels attention = AttentionKernels::automatic;
   std::uint64_t seed = 0;             // of every random number
   std::size_t memory_limit = 0;       // bytes the device's allocator may reserve; 0: no limit
   std::size_t host_memory_limit = 0;  // the same of the host's
@@ -60,6 +64,7 @@ class SHERD_API Context {
   Device target() const { return is_meta() ? options_.meta_of : options_.device; }
   int device_index() const { return options_.device_index; }
   int threads() const { return options_.threads; }
+  AttentionKernels attention() const { return options_.attention; }
   std::uint64_t seed() const { return options_.seed; }
   int rank() const { return options_.rank; }
 

@@ -174,6 +174,10 @@ void Stream::enqueue_on_host(std::function<void()> work) {
   backend_->enqueue_on_host(std::move(work));
 }
 
+std::shared_ptr<void> Stream::watch(std::function<void(bool)> look) {
+  return backend_->watch(std::move(look));
+}
+
 Event Stream::record() {
   return backend_->record();
 }

@@ -61,6 +61,7 @@ class SHERD_API Stream {
     virtual void wait(const Event& event) = 0;
     virtual void synchronize() = 0;
     virtual void* native() { return nullptr; }
+    virtual std::shared_ptr<void> watch(std::function<void(bool)>) { return nullptr; }
   };
 
   Stream(Kind kind, std::string name);
@@ -79,8 +80,14 @@ class SHERD_API Stream {
   // Blocks until all work has run. An exception thrown by work is rethrown here, once; work
   // enqueued after it is dropped until then.
   void synchronize();
-  // CUDA's stream, whose device becomes the calling thread's; null for
-  // the other kinds.
+  // For work of which only the host can tell that it never ends, or that it ended badly. Any thread
+  // of the host that waits for this stream, its events, or streams that wait for them calls
+  // look(false) every few milliseconds, and look(true) when it is done. What that throws the thread
+  // throws, and so does every later wait for an event from before; what is recorded from then on is
+  // not concerned. Until the returned handle is let go, which waits for a call that goes on. Does
+  // nothing for streams other than CUDA's.
+  [[nodiscard]] std::shared_ptr<void> watch(std::function<void(bool done)> look);
+  // CUDA's stream, whose device becomes the calling thread's; null for the other kinds.
   void* native() const { return backend_->native(); }
   Backend& backend() { return *backend_; }
 

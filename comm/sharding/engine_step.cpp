@@ -143,10 +143,12 @@ void ShardingEngine::update_units(Optimizer& optimizer, double lr, double grad_s
     }
     {
       const TraceScope trace = traced("update ", unit);
+      const std::optional<FlatSpans> flat = unit.flat_spans();
+      const bool at_once = flat && optimizer.update_flat(*flat, lr, grad_scale);
       std::size_t index = work[i].first_span;
-      for (const ParameterSpan& span : unit.spans())
+      for (const ParameterSpan& span : at_once ? std::vector<ParameterSpan>() : unit.spans())
         optimizer.update(index++, span, lr, grad_scale);
-      if (unit.finish_update()) log(Kind::store, unit.name());
+      if (unit.finish_update(at_once && flat->rounded.defined())) log(Kind::store, unit.name());
     }
     if (i > 0) settle(i - 1);
   }

@@ -70,6 +70,10 @@ ShardingGroups::ShardingGroups(Context& context, Communicator& ranks,
 // The same ranks for tensors. On a GPU a communicator of its own, which puts its calls on the
 // stream.
 Communicator* ShardingGroups::on_device(Communicator& host) {
+  if (context_.is_meta() && context_.target() == Device::cuda) {
+    const auto bytes = static_cast<std::int64_t>(device_staging_bytes(host.size()));
+    staging_.push_back(Tensor::empty(context_, {bytes}, DType::u8, MemoryCategory::communication));
+  }
   if (context_.device() != Device::cuda) return &host;
   owned_.push_back(make_device_communicator(host, context_, *stream_, exact_sums_));
   return owned_.back().get();

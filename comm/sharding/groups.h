@@ -12,6 +12,7 @@
 #include <sherd/comm/sharding/options.h>
 #include <sherd/runtime/context.h>
 #include <sherd/runtime/io/block_file.h>
+#include <sherd/runtime/tensor.h>
 
 #include <functional>
 #include <memory>
@@ -60,6 +61,7 @@ struct ShardingGroups {
   Context& context_;
   std::unique_ptr<Stream> stream_;
   std::vector<std::unique_ptr<Communicator>> owned_;
+  std::vector<Tensor> staging_;  // on meta: what communicators of GPUs hold
   Communicator *host_shard_ = nullptr, *host_replicate_ = nullptr;
   Communicator* all_ = nullptr;  // compares; null where `shard` has all ranks
   bool exact_sums_ = false;

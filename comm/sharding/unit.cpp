@@ -376,7 +376,36 @@ std::vector<ParameterSpan> ShardedUnit::spans() const {
   return spans;
 }
 
+std::optional<FlatSpans> ShardedUnit::flat_spans() const {
+  if (!trainable() || states_ == 0 || std::ranges::count(arrivals_, 0) > 0) return {};
+  FlatSpans flat;
+  flat.value = master_;
+  flat.grad = policy_.shard_optimizer ? own_gradient() : full_grad_;
+  for (std::size_t i = 0; i < states_; ++i) {
+    const auto begin = static_cast<std::int64_t>(i) * master_.numel();
+    flat.state.push_back(optimizer_state_.slice(0, begin, begin + master_.numel()));
+  }
+  if (!flat.grad.defined()) return {};
+  const auto add = [&](std::size_t parameter, std::int64_t begin, std::int64_t numel) {
+    if (numel > 0) flat.begins.emplace_back(begin, plan_.parameters[parameter]->weight_decay());
+  };
+  if (policy_.shard_optimizer) {
+    for (const ShardSegment& s : segments_) add(s.parameter, s.offset_in_shard, s.numel);
+  } else {
+    for (std::size_t i = 0; i < plan_.parameters.size(); ++i)
+      add(i, layout_.offset(i), plan_.parameters[i]->numel());
+  }
+  const bool whole =
+      !flat.begins.empty() && flat.begins.front().first == 0 &&
+      std::ranges::all_of(flat.begins, [](const auto& b) { return b.first % 16 == 0; });
+  if (!whole) return {};
+  const Tensor place = rounding_place();
+  if (place.defined() && !shard_page_ && place.device() == master_.device()) flat.rounded = place;
+  return flat;
+}
+
 void ShardedUnit::make_state(std::size_t states, OffloadFiles& files) {
+  states_ = trainable() ? states : 0;
   optimizer_state_ = {};
   state_page_.reset();
   if (!trainable() || states == 0) return;
@@ -409,8 +438,8 @@ bool ShardedUnit::wait_fetch() {
   return master_page_ || state_page_;
 }
 
-bool ShardedUnit::finish_update() {
-  round_master();
+bool ShardedUnit::finish_update(bool rounded) {
+  if (!rounded) round_master();
   rounded_ = true;
   bool any = false;
   for (FilePage* page : pages()) any = page->store() || any;
@@ -430,13 +459,18 @@ std::vector<FilePage*> ShardedUnit::pages() const {
 }
 
 void ShardedUnit::round_master() {
-  if (!precision_.mixed()) return;
-  if (shard_.defined()) {
-    if (shard_page_) shard_page_->create();
-    copy(shard_, master_);
-  } else if (!policy_.shard_parameters) {
-    copy(policy_.shard_optimizer ? piece(flat_) : flat_, master_);
-  }
+  if (shard_page_ && precision_.mixed()) shard_page_->create();
+  const Tensor place = rounding_place();
+  if (place.defined()) copy(place, master_);
+}
+
+// Where master weights are rounded to after an update; undefined where that is not before they
+// travel, or not at all.
+Tensor ShardedUnit::rounding_place() const {
+  if (!precision_.mixed()) return {};
+  if (shard_.defined()) return shard_;
+  if (policy_.shard_parameters) return {};
+  return policy_.shard_optimizer ? piece(flat_) : flat_;
 }
 
 void ShardedUnit::mark_updated() {

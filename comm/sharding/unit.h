@@ -19,6 +19,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -87,14 +88,18 @@ class SHERD_API ShardedUnit {
 
   // What the optimizer of this rank updates, and `states` tensors beside each, zero at first.
   std::vector<ParameterSpan> spans() const;
+  // The same as flat tensors, where every parameter has a gradient; takes along the rounding of
+  // master weights where that can be.
+  std::optional<FlatSpans> flat_spans() const;
   void make_state(std::size_t states, OffloadFiles& files);
   Tensor state(std::size_t span, std::size_t state) const;
 
   // The update: what lies in files comes, is updated, goes. Each returns whether anything does.
   bool start_fetch();
   bool wait_fetch();
-  bool finish_update();  // master weights are rounded to where they are gathered from
-  void settle();         // what was fetched is in its file again, its memory given back
+  // Master weights are rounded to where they are gathered from, unless the update did that.
+  bool finish_update(bool rounded);
+  void settle();  // what was fetched is in its file again, its memory given back
   // After it: a tape recorded before is told that its saved values are old; then full parameters
   // are gathered from the shards (on the stream, until the event).
   void mark_updated();
@@ -116,6 +121,7 @@ class SHERD_API ShardedUnit {
   void visit_kept(const ShardVisitor& visit) const;
   std::vector<FilePage*> pages() const;
   void round_master();
+  Tensor rounding_place() const;
   Tensor gradient_place(std::size_t parameter);
   bool arrives_apart() const;  // what is summed for grad_shard_, which is out of a GPU's reach
   void check_not_summed() const;
@@ -133,6 +139,7 @@ class SHERD_API ShardedUnit {
   Tensor master_;  // what this rank updates: its shard, or all; a view of flat_ where that is
                    // kept and of the same type
   Tensor shard_;   // from where the unit is gathered; undefined where master_ is rounded for that
+  std::size_t states_ = 0;
   Tensor optimizer_state_;  // one stretch of master_'s size after the other
   std::unique_ptr<FilePage> master_page_, shard_page_, state_page_;  // of those in files
   FilePage* gathering_ = nullptr;                                    // is being read for a gather

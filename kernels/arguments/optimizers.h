@@ -17,6 +17,31 @@ struct AdamWScalars {
   double grad_scale = 1;
 };
 
+// Parts of a flat span, one after the other, of which some have no weight decay: one launch updates
+// all parameters of a shard. Part i begins at element kUnit * begin[i].
+struct DecayParts {
+  static constexpr int kMost = 64;
+  static constexpr std::int64_t kUnit = 16;  // FlatLayout's alignment
+  int count = 0;                             // 0: one part that decays
+  std::uint32_t begin[kMost] = {};           // ascending from 0
+  std::uint64_t decays = 0;                  // bit i: part i does
+
+  constexpr bool decays_at(std::int64_t element) const {
+    if (count == 0) return true;
+    const auto unit = static_cast<std::uint32_t>(element / kUnit);
+    int low = 0, high = count;  // the part is in [low, high)
+    while (high - low > 1) {
+      const int middle = (low + high) / 2;
+      if (begin[middle] <= unit) {
+        low = middle;
+      } else {
+        high = middle;
+      }
+    }
+    return (decays >> low & 1) != 0;
+  }
+};
+
 // AdamW (Loshchilov and Hutter, 2019) in PyTorch's order of operations, with g = grad_scale * grad:
 //   param *= 1 - lr weight_decay
 //   exp_avg = beta1 exp_avg + (1 - beta1) g;  exp_avg_sq = beta2 exp_avg_sq + (1 - beta2) g g
@@ -34,6 +59,7 @@ struct AdamWArgs {
   double beta2 = 0;
   double eps = 0;
   double weight_decay = 0;
+  DecayParts parts;
   AdamWScalars scalars;
   // Optional, read instead of `scalars` where the kernel runs: a captured CUDA graph is replayed
   // with other values.

@@ -42,6 +42,22 @@ void adamw_rounding_to(int threads, std::int64_t n, const AdamWArgs<T>& args) {
 
 template <typename T>
 void adamw(int threads, std::int64_t n, const AdamWArgs<T>& args) {
+  using arguments::DecayParts;
+  const DecayParts& parts = args.parts;
+  for (int i = 0; i < parts.count; ++i) {
+    const std::int64_t begin = DecayParts::kUnit * parts.begin[i];
+    const std::int64_t end = i + 1 < parts.count ? DecayParts::kUnit * parts.begin[i + 1] : n;
+    AdamWArgs<T> part = args;
+    part.parts.count = 0;
+    part.param += begin;
+    part.grad += begin;
+    part.exp_avg += begin;
+    part.exp_avg_sq += begin;
+    if (part.rounded != nullptr) part.rounded = static_cast<bf16*>(part.rounded) + begin;
+    if ((parts.decays >> i & 1) == 0) part.weight_decay = 0;
+    adamw(threads, end - begin, part);
+  }
+  if (parts.count > 0) return;
   if (args.rounded == nullptr) return adamw_rounding_to<T, T>(threads, n, args);
   if (args.rounded_type == DType::bf16) return adamw_rounding_to<T, bf16>(threads, n, args);
   adamw_rounding_to<T, f16>(threads, n, args);

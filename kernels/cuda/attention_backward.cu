@@ -14,8 +14,8 @@
 // which for ViTs take longer to write and read (12 bytes * D a query and block of keys) than two
 // products do. So nothing but delta goes through memory.
 //
-// Queries beyond the last have lse = infinity, so P and dS are 0. Keys beyond the last are zeros
-// and have dS = 0.
+// Rows beyond the last are zeros, with lse and delta 0, so what they add is 0. Only P of a key that
+// does not exist may be infinite; its dS is set to 0.
 #include <sherd/kernels/cuda/attention_general.h>
 #include <sherd/kernels/cuda/attention_tiles.cuh>
 
@@ -29,9 +29,15 @@ constexpr int kBlockRows = kSlice * kWarps;  // own; a tile of the other side ha
 template <int D>
 constexpr int kTileElements = kBlockRows* kPitch<D>;
 
-// Blocks that a multiprocessor is to hold, by the registers that a thread needs.
-template <int D>
-constexpr int kResident = D <= 32 ? 4 : D <= 64 ? 3 : 2;
+// Blocks that a multiprocessor is to hold: as many as registers allow without spilling.
+constexpr int resident_blocks(int head_dim, bool of_keys) {
+  if (head_dim <= (of_keys ? 32 : 64)) return 4;
+  return head_dim <= (of_keys ? 64 : 96) ? 3 : 2;
+}
+
+// Whether the fragments of the own second matrix stay in registers; else its tile stays.
+template <int D, bool kOfKeys>
+constexpr bool kKeepSecond = !kOfKeys || D < 128;
 
 template <typename T>
 struct Backward {
@@ -39,10 +45,10 @@ struct Backward {
   AttentionView<T> grad_q, grad_k, grad_v;
   const float* lse;
   float* delta;
-  int heads, queries, keys;
-  int blocks;    // of own rows, for each head
-  float factor;  // scale * log2(e)
-  float scale;
+  int heads = 0, queries = 0, keys = 0;
+  int blocks = 0;    // of own rows, for each head
+  float factor = 0;  // scale * log2(e)
+  float scale = 0;
 };
 
 // delta of the 16 rows from `first` on, to memory and to the lanes that have these rows of an
@@ -74,21 +80,17 @@ __device__ __forceinline__ void row_deltas(float (&deltas)[2], const T* grad_til
   deltas[1] = __shfl_sync(0xffffffffu, sum, 2 * lane.group + 16);
 }
 
-// The lse (times log2(e)) or the delta of one query of a tile.
-struct Statistic {
-  __device__ __forceinline__ float load(int start, int count) const {
-    const int row = start + static_cast<int>(threadIdx.x) % kBlockRows;
-    const bool lse = threadIdx.x < kBlockRows;
-    if (row >= count) return lse ? INFINITY : 0.f;
-    return lse ? from_lse[row] * kLog2E : from_delta[row];
-  }
-  const float* from_lse;
-  const float* from_delta;
-};
+// Of a query of a tile: in the first half of the block's threads lse in base 2, else delta.
+__device__ __forceinline__ float load_statistic(const float* of_head, int start, int count) {
+  const int row = start + static_cast<int>(threadIdx.x) % kBlockRows;
+  if (row >= count) return 0.f;
+  return threadIdx.x < kBlockRows ? of_head[row] * kLog2E : of_head[row];
+}
 
 template <typename T, int D, bool kOfKeys>
 struct WarpState {
-  std::uint32_t own[2][D / 16][4];
+  std::uint32_t own0[D / 16][4];
+  std::uint32_t own1[kKeepSecond<D, kOfKeys> ? D / 16 : 1][4];
   float sums[kOfKeys ? 2 : 1][D / 8][4];
   float lse[2], delta[2];  // of own queries
 };
@@ -96,8 +98,8 @@ struct WarpState {
 // 16 rows of the other side; `left` of them exist. Statistics: of these rows, where they are
 // queries.
 template <typename T, int D, bool kOfKeys>
-__device__ __forceinline__ void backward_slice(WarpState<T, D, kOfKeys>& state, const T* other0,
-                                               const T* other1, const float* lse,
+__device__ __forceinline__ void backward_slice(WarpState<T, D, kOfKeys>& state, const T* own1,
+                                               const T* other0, const T* other1, const float* lse,
                                                const float* delta, int left, float factor,
                                                const Lane& lane) {
   float p[2][4] = {}, ds[2][4] = {};
@@ -105,22 +107,30 @@ __device__ __forceinline__ void backward_slice(WarpState<T, D, kOfKeys>& state, 
   for (int k = 0; k < D / 16; ++k) {
     std::uint32_t b[2][2];
     load_right_transposed<D>(b, other0 + k * 16, lane.lane);
-    ptx::mma_m16n8k16<T>(p[0], state.own[0][k], b[0]);
-    ptx::mma_m16n8k16<T>(p[1], state.own[0][k], b[1]);
+    ptx::mma_m16n8k16<T>(p[0], state.own0[k], b[0]);
+    ptx::mma_m16n8k16<T>(p[1], state.own0[k], b[1]);
+    if constexpr (!kKeepSecond<D, kOfKeys>) load_left<D>(state.own1[0], own1 + k * 16, lane.lane);
+    const auto& second = state.own1[kKeepSecond<D, kOfKeys> ? k : 0];
     load_right_transposed<D>(b, other1 + k * 16, lane.lane);
-    ptx::mma_m16n8k16<T>(ds[0], state.own[1][k], b[0]);
-    ptx::mma_m16n8k16<T>(ds[1], state.own[1][k], b[1]);
+    ptx::mma_m16n8k16<T>(ds[0], second, b[0]);
+    ptx::mma_m16n8k16<T>(ds[1], second, b[1]);
   }
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
+    const int column = n * 8 + lane.column;
+    float2 pair_lse{}, pair_delta{};  // of this column and the next
+    if constexpr (kOfKeys) {
+      pair_lse = *reinterpret_cast<const float2*>(lse + column);
+      pair_delta = *reinterpret_cast<const float2*>(delta + column);
+    }
 #pragma unroll
     for (int j = 0; j < 4; ++j) {
-      const int column = n * 8 + lane.column + j % 2;
-      const float row_lse = kOfKeys ? lse[column] : state.lse[j / 2];
-      const float row_delta = kOfKeys ? delta[column] : state.delta[j / 2];
-      p[n][j] = ptx::ex2(fmaf(p[n][j], factor, -row_lse));
-      ds[n][j] = p[n][j] * (ds[n][j] - row_delta);
-      if (!kOfKeys && column >= left) ds[n][j] = 0.f;
+      const float score_lse = kOfKeys ? (j % 2 == 0 ? pair_lse.x : pair_lse.y) : state.lse[j / 2];
+      const float score_delta =
+          kOfKeys ? (j % 2 == 0 ? pair_delta.x : pair_delta.y) : state.delta[j / 2];
+      p[n][j] = ptx::ex2(fmaf(p[n][j], factor, -score_lse));
+      ds[n][j] = p[n][j] * (ds[n][j] - score_delta);
+      if (!kOfKeys && column + j % 2 >= left) ds[n][j] = 0.f;
     }
   }
   std::uint32_t a[2][4];
@@ -141,7 +151,8 @@ __device__ __forceinline__ void backward_slice(WarpState<T, D, kOfKeys>& state, 
 }
 
 template <typename T, int D, bool kOfKeys>
-__global__ void __launch_bounds__(kThreads, kResident<D>) backward_kernel(Backward<T> p) {
+__global__ void __launch_bounds__(kThreads, resident_blocks(D, kOfKeys))
+    backward_kernel(Backward<T> p) {
   SHERD_DYNAMIC_SHARED(T, shared);
   SHERD_SHARED(float, statistics, kOfKeys ? 4 * kBlockRows : 1);  // of two tiles: lse, delta
   const Lane lane;
@@ -156,10 +167,13 @@ __global__ void __launch_bounds__(kThreads, kResident<D>) backward_kernel(Backwa
   const Rows<const T> other[2] = {{kOfKeys ? p.q : p.k, b, h},
                                   {kOfKeys ? p.grad_output : p.v, b, h}};
   const std::int64_t statistics_start = static_cast<std::int64_t>(head) * p.queries;
-  const Statistic statistic{p.lse + statistics_start, p.delta + statistics_start};
+  const float* const statistics_of_head =
+      (threadIdx.x < kBlockRows ? p.lse : p.delta) + statistics_start;
 
-  // Tiles of the other side's two matrices; the second pair of tiles has the own rows first.
-  T* const own_tiles = shared + 2 * kTileElements<D>;
+  // Two pairs of tiles of the other side's matrices. The second pair has the own rows first, but
+  // what is kept there: that has a fifth place.
+  T* const own0 = shared + 2 * kTileElements<D>;
+  T* const own1 = shared + (kKeepSecond<D, kOfKeys> ? 3 : 4) * kTileElements<D>;
   const auto copy_tiles = [&](int tile, int start) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
@@ -167,24 +181,24 @@ __global__ void __launch_bounds__(kThreads, kResident<D>) backward_kernel(Backwa
                                other_count);
     }
   };
-  copy_rows<kBlockRows, D>(own_tiles, Rows<const T>(kOfKeys ? p.k : p.q, b, h), first, own_count);
-  copy_rows<kBlockRows, D>(own_tiles + kTileElements<D>,
-                           Rows<const T>(kOfKeys ? p.v : p.grad_output, b, h), first, own_count);
+  copy_rows<kBlockRows, D>(own0, Rows<const T>(kOfKeys ? p.k : p.q, b, h), first, own_count);
+  copy_rows<kBlockRows, D>(own1, Rows<const T>(kOfKeys ? p.v : p.grad_output, b, h), first,
+                           own_count);
   copy_tiles(0, 0);
   ptx::cp_async_commit();
-  if constexpr (kOfKeys) statistics[threadIdx.x] = statistic.load(0, other_count);
+  if constexpr (kOfKeys)
+    statistics[threadIdx.x] = load_statistic(statistics_of_head, 0, other_count);
   ptx::cp_async_wait<0>();
   __syncthreads();
 
   WarpState<T, D, kOfKeys> state;
+  const T* const warp_own0 = own0 + warp * kSlice * kPitch<D>;
+  const T* const warp_own1 = own1 + warp * kSlice * kPitch<D>;
 #pragma unroll
-  for (int i = 0; i < 2; ++i) {
-#pragma unroll
-    for (int k = 0; k < D / 16; ++k) {
-      load_left<D>(state.own[i][k],
-                   own_tiles + i * kTileElements<D> + warp * kSlice * kPitch<D> + k * 16,
-                   lane.lane);
-    }
+  for (int k = 0; k < D / 16; ++k) {
+    load_left<D>(state.own0[k], warp_own0 + k * 16, lane.lane);
+    if constexpr (kKeepSecond<D, kOfKeys>)
+      load_left<D>(state.own1[k], warp_own1 + k * 16, lane.lane);
   }
 #pragma unroll
   for (int i = 0; i < (kOfKeys ? 2 : 1); ++i) {
@@ -195,13 +209,12 @@ __global__ void __launch_bounds__(kThreads, kResident<D>) backward_kernel(Backwa
     }
   }
   if (!kOfKeys && active) {
-    row_deltas<D>(state.delta, own_tiles + kTileElements<D> + warp * kSlice * kPitch<D>,
-                  Rows<const T>(p.output, b, h), first_row, own_count, p.delta + statistics_start,
-                  lane);
+    row_deltas<D>(state.delta, warp_own1, Rows<const T>(p.output, b, h), first_row, own_count,
+                  p.delta + statistics_start, lane);
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = first_row + lane.group + 8 * half;
-      state.lse[half] = row < own_count ? p.lse[statistics_start + row] * kLog2E : INFINITY;
+      state.lse[half] = row < own_count ? p.lse[statistics_start + row] * kLog2E : 0.f;
     }
   }
 
@@ -213,7 +226,8 @@ __global__ void __launch_bounds__(kThreads, kResident<D>) backward_kernel(Backwa
     float next = 0.f;
     if (more) {
       copy_tiles(tile ^ 1, start + kBlockRows);
-      if constexpr (kOfKeys) next = statistic.load(start + kBlockRows, other_count);
+      if constexpr (kOfKeys)
+        next = load_statistic(statistics_of_head, start + kBlockRows, other_count);
     }
     ptx::cp_async_commit();
     if (active) {
@@ -223,8 +237,8 @@ __global__ void __launch_bounds__(kThreads, kResident<D>) backward_kernel(Backwa
 #pragma unroll 1
       for (int n = 0; n < left; n += kSlice) {
         backward_slice<T, D, kOfKeys>(
-            state, tiles + n * kPitch<D>, tiles + kTileElements<D> + n * kPitch<D>, lse + n,
-            lse + (kOfKeys ? kBlockRows : 0) + n, left - n, p.factor, lane);
+            state, warp_own1, tiles + n * kPitch<D>, tiles + kTileElements<D> + n * kPitch<D>,
+            lse + n, lse + (kOfKeys ? kBlockRows : 0) + n, left - n, p.factor, lane);
       }
     }
     // Its place was last read before the barrier above.
@@ -245,12 +259,30 @@ __global__ void __launch_bounds__(kThreads, kResident<D>) backward_kernel(Backwa
 
 template <typename T, int D, bool kOfKeys>
 void launch_backward(Stream& stream, const AttentionShape& shape, Backward<T> p) {
-  constexpr std::size_t kShared = 4 * kTileElements<D> * sizeof(T);
+  constexpr std::size_t kShared = (kKeepSecond<D, kOfKeys> ? 4 : 5) * kTileElements<D> * sizeof(T);
   static_assert(kThreads == 2 * kBlockRows, "a thread copies one statistic of a tile");
   const std::int64_t blocks = ceil_div(kOfKeys ? shape.keys : shape.queries, kBlockRows);
   const dim3 grid(grid_blocks(shape, blocks));
   p.blocks = static_cast<int>(blocks);
   launch(backward_kernel<T, D, kOfKeys>, grid, dim3(kThreads), kShared, native(stream), p);
+}
+
+// False where tensor cores do not take it.
+template <typename T>
+bool backward_on_tensor_cores(Stream& stream, const AttentionShape& shape, Backward<T> p) {
+  if (!tensor_cores_take(shape.queries, p.grad_output, p.q, p.output, p.grad_q) ||
+      !tensor_cores_take(shape.keys, p.k, p.v, p.grad_k, p.grad_v))
+    return false;
+  p.heads = static_cast<int>(shape.heads);
+  p.queries = static_cast<int>(shape.queries);
+  p.keys = static_cast<int>(shape.keys);
+  p.scale = static_cast<float>(shape.scale);
+  p.factor = p.scale * kLog2E;
+  return with_head_dim(shape.head_dim, [&](auto d) {
+    // In this order: the first writes delta.
+    launch_backward<T, decltype(d)::value, false>(stream, shape, p);
+    launch_backward<T, decltype(d)::value, true>(stream, shape, p);
+  });
 }
 
 }  // namespace
@@ -264,24 +296,9 @@ void attention_backward(Stream& stream, const AttentionShape& shape,
                         AttentionView<T> grad_k, AttentionView<T> grad_v, void* workspace) {
   const auto delta = static_cast<acc_t<T>*>(workspace);
   if constexpr (sizeof(T) == 2) {
-    if (attention::whole_vectors(grad_output, q, k, v, output, grad_q, grad_k, grad_v)) {
-      attention::Backward<T> p;
-      p.grad_output = grad_output, p.q = q, p.k = k, p.v = v, p.output = output;
-      p.grad_q = grad_q, p.grad_k = grad_k, p.grad_v = grad_v;
-      p.lse = lse, p.delta = delta;
-      p.heads = static_cast<int>(shape.heads);
-      p.queries = static_cast<int>(shape.queries);
-      p.keys = static_cast<int>(shape.keys);
-      p.scale = static_cast<float>(shape.scale);
-      p.factor = p.scale * attention::kLog2E;
-      if (attention::with_head_dim(shape.head_dim, [&](auto d) {
-            // In this order: the first writes delta.
-            attention::launch_backward<T, decltype(d)::value, false>(stream, shape, p);
-            attention::launch_backward<T, decltype(d)::value, true>(stream, shape, p);
-          })) {
-        return;
-      }
-    }
+    if (attention::backward_on_tensor_cores<T>(
+            stream, shape, {grad_output, q, k, v, output, grad_q, grad_k, grad_v, lse, delta}))
+      return;
   }
   attention::general_backward<T>(stream, shape, grad_output, q, k, v, output, lse, grad_q, grad_k,
                                  grad_v, delta);

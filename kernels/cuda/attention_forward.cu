@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(Forward<T> p) {
   }
 #pragma unroll
   for (int r = 0; r < kWarpSlices; ++r) {
-    if (r >= slices) break;
+    if (r >= slices) continue;
     const int row = first_row + r * kWarps * kSlice;
     float factors[2];
 #pragma unroll
@@ -262,6 +262,26 @@ void launch_forward(Stream& stream, const AttentionShape& shape, Forward<T> p) {
   launch(forward_kernel<T, D>, grid, dim3(kThreads), kShared, native(stream), p);
 }
 
+// False where tensor cores do not take it.
+template <typename T>
+bool forward_on_tensor_cores(Stream& stream, const AttentionShape& shape, AttentionView<const T> q,
+                             AttentionView<const T> k, AttentionView<const T> v,
+                             AttentionView<T> output, float* lse) {
+  if (!tensor_cores_take(shape.queries, q, output) || !tensor_cores_take(shape.keys, k, v))
+    return false;
+  Forward<T> p;
+  p.q = q, p.k = k, p.v = v, p.output = output, p.lse = lse;
+  p.heads = static_cast<int>(shape.heads);
+  p.queries = static_cast<int>(shape.queries);
+  p.keys = static_cast<int>(shape.keys);
+  p.blocks = static_cast<int>(ceil_div(shape.queries, kBlockRows));
+  // Never 0: the scores of keys that do not exist, -infinity, must stay that.
+  p.factor = std::max(static_cast<float>(std::abs(shape.scale)) * kLog2E, FLT_MIN);
+  p.signs = shape.scale < 0 ? 0x80008000u : 0u;
+  return with_head_dim(shape.head_dim,
+                       [&](auto d) { launch_forward<T, decltype(d)::value>(stream, shape, p); });
+}
+
 }  // namespace
 }  // namespace attention
 
@@ -270,22 +290,7 @@ void attention_forward(Stream& stream, const AttentionShape& shape, AttentionVie
                        AttentionView<const T> k, AttentionView<const T> v, AttentionView<T> output,
                        acc_t<T>* lse, void*) {
   if constexpr (sizeof(T) == 2) {
-    if (attention::whole_vectors(q, k, v, output)) {
-      attention::Forward<T> p;
-      p.q = q, p.k = k, p.v = v, p.output = output, p.lse = lse;
-      p.heads = static_cast<int>(shape.heads);
-      p.queries = static_cast<int>(shape.queries);
-      p.keys = static_cast<int>(shape.keys);
-      p.blocks = static_cast<int>(ceil_div(shape.queries, attention::kBlockRows));
-      // Never 0: the scores of keys that do not exist, -infinity, must stay that.
-      p.factor = std::max(static_cast<float>(std::abs(shape.scale)) * attention::kLog2E, FLT_MIN);
-      p.signs = shape.scale < 0 ? 0x80008000u : 0u;
-      if (attention::with_head_dim(shape.head_dim, [&](auto d) {
-            attention::launch_forward<T, decltype(d)::value>(stream, shape, p);
-          })) {
-        return;
-      }
-    }
+    if (attention::forward_on_tensor_cores<T>(stream, shape, q, k, v, output, lse)) return;
   }
   attention::general_forward<T>(stream, shape, q, k, v, output, lse);
 }

@@ -157,7 +157,7 @@ struct BackwardViews {
 };
 
 template <typename T, int columns>
-__global__ void __launch_bounds__(kGroups* kLanes)
+__global__ void __launch_bounds__(kGroups* kLanes, 2)
     forward_kernel(Sizes<T> p, int blocks, AttentionView<const T> q, AttentionView<const T> k,
                    AttentionView<const T> v, AttentionView<T> output, acc_t<T>* lse) {
   using A = acc_t<T>;
@@ -217,7 +217,7 @@ __global__ void __launch_bounds__(kGroups* kLanes)
 
 // As the two kernels of Note [Attention on tensor cores, backward]: own rows are queries, or keys.
 template <typename T, int columns, bool kOfKeys>
-__global__ void __launch_bounds__(kGroups* kLanes)
+__global__ void __launch_bounds__(kGroups* kLanes, 2)
     backward_kernel(Sizes<T> p, int blocks, BackwardViews<T> views, const acc_t<T>* lse,
                     acc_t<T>* delta) {
   using A = acc_t<T>;

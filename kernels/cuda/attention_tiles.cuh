@@ -22,13 +22,14 @@ constexpr float kLn2 = 0.69314718055994530942f;
 template <int D>
 constexpr int kPitch = D + 8;
 
-// The matrix of one head of one sample.
+// The matrix of one head of one sample; offsets inside it are int, see tensor_cores_take.
 template <typename T>
 struct Rows {
   __device__ __forceinline__ Rows(const AttentionView<T>& view, int b, int h)
-      : data(view.data + b * view.batch_stride + h * view.head_stride), stride(view.token_stride) {}
+      : data(view.data + b * view.batch_stride + h * view.head_stride),
+        stride(static_cast<int>(view.token_stride)) {}
   T* data;
-  std::int64_t stride;
+  int stride;
 };
 
 struct Lane {
@@ -43,10 +44,14 @@ __device__ __forceinline__ void copy_rows(T* tile, const Rows<const T>& rows, in
                                           int count) {
   constexpr int kChunks = D / 8;  // of 16 bytes
   static_assert(kRows * kChunks % kThreads == 0);
-#pragma unroll(D == 128 ? 2 : 4)  // more addresses at a time would cost registers
+  const int thread = static_cast<int>(threadIdx.x);
+#pragma unroll(4)  // more addresses at a time would cost registers
   for (int j = 0; j < kRows * kChunks / kThreads; ++j) {
-    const int i = static_cast<int>(threadIdx.x) + j * kThreads;
-    const int row = i / kChunks, column = i % kChunks * 8;
+    int row = (thread + j * kThreads) / kChunks, column = (thread + j * kThreads) % kChunks * 8;
+    if constexpr (kThreads % kChunks == 0) {  // the same, in sums that share their first part
+      row = thread / kChunks + j * (kThreads / kChunks);
+      column = thread % kChunks * 8;
+    }
     const bool inside = first + row < count;
     ptx::cp_async16(tile + row * kPitch<D> + column,
                     rows.data + (inside ? first + row : 0) * rows.stride + column, inside ? 16 : 0);
@@ -114,16 +119,18 @@ __device__ __forceinline__ void store_slice(const float (&sums)[D / 8][4], float
   }
 }
 
-// Whether the tensor-core kernels can read and write the views.
+// Whether the tensor-core kernels can read and write the views of `tokens` rows a head: whole
+// 16-byte vectors, less than 2^31 elements from the first row to the last.
 template <typename... T>
-bool whole_vectors(const AttentionView<T>&... views) {
-  const auto whole = [](const auto& view) {
+bool tensor_cores_take(std::int64_t tokens, const AttentionView<T>&... views) {
+  const auto take = [&](const auto& view) {
     constexpr std::int64_t kElements = 16 / sizeof(*view.data);
     return reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0 &&
            view.batch_stride % kElements == 0 && view.token_stride % kElements == 0 &&
-           view.head_stride % kElements == 0;
+           view.head_stride % kElements == 0 &&
+           tokens * view.token_stride < (std::int64_t{1} << 31);
   };
-  return (whole(views) && ...);
+  return (take(views) && ...);
 }
 
 // Calls body with the head dimension as a constant; false where it is not one of these.

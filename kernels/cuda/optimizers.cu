@@ -17,12 +17,14 @@ template <int N, typename Rounded, typename T>
 __device__ __forceinline__ void adamw_update(const AdamWArgs<T>& p, const AdamWFactors<T>& f,
                                              std::int64_t i) {
   const Pack<T, N> grad = load<N>(p.grad + i);
+  // All elements of a vector are of one part: these begin at multiples of its size.
+  const T decay = p.parts.decays_at(i) ? f.decay : T(1);
   Pack<T, N> param = load<N>(p.param + i), exp_avg = load<N>(p.exp_avg + i),
              exp_avg_sq = load<N>(p.exp_avg_sq + i);
 #pragma unroll
   for (int k = 0; k < N; ++k) {
     const T g = grad.at[k] * f.grad_scale;
-    const T decayed = param.at[k] * f.decay;
+    const T decayed = param.at[k] * decay;
     const T m = exp_avg.at[k] * f.beta1 + g * f.rest1;
     const T v = exp_avg_sq.at[k] * f.beta2 + (g * f.rest2) * g;
     const T denominator = std::sqrt(v) / f.correction2 + f.eps;
@@ -96,8 +98,9 @@ dim3 grid_of(const VectorRange& range) {
 template <typename Rounded, typename T>
 void adamw_rounding_to(Stream& stream, std::int64_t n, const AdamWArgs<T>& p) {
   constexpr int V = kVectorOf<T>;
-  const int head = elements_before_vectors<V>(p.param, p.grad, p.exp_avg, p.exp_avg_sq,
-                                              static_cast<const Rounded*>(p.rounded));
+  int head = elements_before_vectors<V>(p.param, p.grad, p.exp_avg, p.exp_avg_sq,
+                                        static_cast<const Rounded*>(p.rounded));
+  if (p.parts.count > 0 && head > 0) head = -1;  // vectors would straddle parts
   const VectorRange range = head < 0 ? vector_range<1>(n, 0) : vector_range<V>(n, head);
   const auto kernel = head < 0 ? adamw_kernel<1, Rounded, T> : adamw_kernel<V, Rounded, T>;
   launch(kernel, grid_of(range), dim3(kThreads), 0, native(stream), range, p,

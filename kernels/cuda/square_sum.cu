@@ -79,10 +79,10 @@ __device__ __forceinline__ double square_of_rank(Word rank) {
   return __longlong_as_double(static_cast<long long>(rank));
 }
 
-// The least rank but 0 of a number whose square is a multiple of 2^unit.
+// From this rank on squares are multiples of 2^unit. (So are some below it: subnormals, which are
+// rare, or those that end in zeros.)
 __device__ __forceinline__ unsigned least_rank(int unit, unsigned) {
   // x in [2^e, 2^(e+1)) is a multiple of 2^(e-23), and its square of 2^(2e-46).
-  if (unit <= -2 * 149) return 1;
   const int exponent = (unit + 46 + 1) >> 1;  // rounded up
   return static_cast<unsigned>(exponent > -126 ? exponent + 127 : 1) << 23;
 }
@@ -177,13 +177,12 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
   // Carries first, so that blocks and calls add less than 2^32 to a word.
   if (threadIdx.x == 0) {
-    long long carry = 0;
-    for (int i = 0; i + 1 < kDigits; ++i) {
+    long long carry = 0;  // none beyond the last digit, as in ExactSum
+    for (int i = 0; i < kDigits; ++i) {
       const long long digit = static_cast<long long>(sums[i]) + carry;
       sums[i] = static_cast<Word>(digit & 0xffffffff);
       carry = digit >> 32;  // rounds down, so that what stays is not negative
     }
-    sums[kDigits - 1] += static_cast<Word>(carry);
   }
   __syncthreads();
   for (int i = threadIdx.x; i <= kDigits; i += kThreads) {

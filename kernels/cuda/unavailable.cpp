@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // In builds without CUDA: kernels that no tensor can reach, as no context of device cuda is made.
 #include <sherd/kernels/cuda/attention.h>
+#include <sherd/kernels/cuda/column_sum.h>
+#include <sherd/kernels/cuda/cross_entropy.h>
 #include <sherd/kernels/cuda/dropout.h>
 #include <sherd/kernels/cuda/elementwise.h>
 #include <sherd/kernels/cuda/gelu.h>
+#include <sherd/kernels/cuda/layer_norm.h>
 #include <sherd/kernels/cuda/optimizers.h>
 #include <sherd/kernels/cuda/patchify.h>
 #include <sherd/kernels/cuda/product.h>
+#include <sherd/kernels/cuda/reduce.h>
 #include <sherd/kernels/cuda/strided_copy.h>
 #include <sherd/kernels/cuda/tokens.h>
 #include <sherd/runtime/error.h>
@@ -221,6 +225,73 @@ template void adamw<double>(Stream&, std::int64_t, const AdamWArgs<double>&);
 template void adamw<float>(Stream&, std::int64_t, const AdamWArgs<float>&);
 template void sgd<double>(Stream&, std::int64_t, const SgdArgs<double>&);
 template void sgd<float>(Stream&, std::int64_t, const SgdArgs<float>&);
+
+// ---- layer normalisation, column sums
+template <typename T>
+void layer_norm_forward(Stream&, const LayerNormForward<T>&) {
+  fail_unavailable();
+}
+template <typename T>
+void layer_norm_backward(Stream&, const LayerNormBackward<T>&) {
+  fail_unavailable();
+}
+template <typename T>
+void column_sum(Stream&, std::int64_t, std::int64_t, const T*, acc_t<T>*, acc_t<T>*) {
+  fail_unavailable();
+}
+
+// ---- cross-entropy
+template <typename T>
+void cross_entropy_forward(Stream&, const CrossEntropy<T>&, acc_t<T>*, acc_t<T>*) {
+  fail_unavailable();
+}
+template <typename T>
+void cross_entropy_backward(Stream&, const CrossEntropy<T>&, const acc_t<T>*, const acc_t<T>*,
+                            acc_t<T>, const acc_t<T>*, T*) {
+  fail_unavailable();
+}
+template <typename T>
+void argmax_rows(Stream&, std::int64_t, std::int64_t, const T*, std::int64_t*) {
+  fail_unavailable();
+}
+void first_bad_label(Stream&, std::int64_t, std::int64_t, const std::int64_t*, std::int64_t*) {
+  fail_unavailable();
+}
+void count_equal(Stream&, std::int64_t, const std::int64_t*, const std::int64_t*, std::int64_t*) {
+  fail_unavailable();
+}
+
+// ---- reductions
+template <typename T>
+void sum(Stream&, std::int64_t, const T*, acc_t<T>, acc_t<T>*, acc_t<T>*) {
+  fail_unavailable();
+}
+template <typename T>
+void first_non_finite(Stream&, std::int64_t, const T*, std::int64_t*) {
+  fail_unavailable();
+}
+template <typename T>
+void add_square_words(Stream&, std::int64_t, const T*, std::int64_t*) {
+  fail_unavailable();
+}
+
+#define SHERD_INSTANTIATE(T)                                                                     \
+  template void layer_norm_forward<T>(Stream&, const LayerNormForward<T>&);                      \
+  template void layer_norm_backward<T>(Stream&, const LayerNormBackward<T>&);                    \
+  template void column_sum<T>(Stream&, std::int64_t, std::int64_t, const T*, acc_t<T>*,          \
+                              acc_t<T>*);                                                        \
+  template void cross_entropy_forward<T>(Stream&, const CrossEntropy<T>&, acc_t<T>*, acc_t<T>*); \
+  template void cross_entropy_backward<T>(Stream&, const CrossEntropy<T>&, const acc_t<T>*,      \
+                                          const acc_t<T>*, acc_t<T>, const acc_t<T>*, T*);       \
+  template void argmax_rows<T>(Stream&, std::int64_t, std::int64_t, const T*, std::int64_t*);    \
+  template void sum<T>(Stream&, std::int64_t, const T*, acc_t<T>, acc_t<T>*, acc_t<T>*);         \
+  template void first_non_finite<T>(Stream&, std::int64_t, const T*, std::int64_t*);             \
+  template void add_square_words<T>(Stream&, std::int64_t, const T*, std::int64_t*);
+SHERD_INSTANTIATE(double)
+SHERD_INSTANTIATE(float)
+SHERD_INSTANTIATE(bf16)
+SHERD_INSTANTIATE(f16)
+#undef SHERD_INSTANTIATE
 
 // ---- products
 void run_product(Context&, const Product&, const void*, const void*, const void*, void*, void*) {

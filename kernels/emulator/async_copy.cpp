@@ -22,6 +22,9 @@ void copy_async(void* to, const void* from, int bytes, int source_bytes, Locatio
   if (reinterpret_cast<std::uintptr_t>(from) % static_cast<unsigned>(bytes) != 0) {
     fail(where, "cp.async: the source address is not a multiple of the size of the copy");
   }
+  if (EMULATOR_ASAN && source_bytes > 0) {  // so that it names the copy, not the wait
+    static_cast<void>(static_cast<const volatile char*>(from)[source_bytes - 1]);
+  }
   std::memset(to, 0xFF, static_cast<std::size_t>(bytes));
   const Hidden hidden;
   me().copies.push_back({static_cast<char*>(to), static_cast<const char*>(from), bytes,

@@ -88,9 +88,9 @@ void make_current(Block& b, Thread& next) {
 
 void run_threads();
 
-void start(Block& b, Thread& thread) {
+void start(Thread& thread) {
   thread.started = true;
-  prepare_context(thread.context, run_threads, static_cast<int>(&thread - b.threads.data()));
+  prepare_context(thread.context, run_threads);
 }
 
 void release_barrier(Block& b, int id) {
@@ -125,8 +125,9 @@ void end_thread(Block& b, Thread& me) {
   if (b.alive != 0 && barrier.expected == 0 && barrier.arrived == b.alive) release_barrier(b, 0);
 }
 
-// What every fiber runs: threads of the block that have not started, while there are any.
-void run_threads() {
+// What every fiber runs: threads of the block that have not started, while there are any. It never
+// returns, so the thread sanitizer must not count its calls.
+EMULATOR_NOT_SANITIZED void run_threads() {
   context_entered();
   Block& b = *block;
   for (;;) {
@@ -155,7 +156,7 @@ void run_threads() {
       hide_end();
       continue;
     } else {
-      if (!next->started) start(b, *next);
+      if (!next->started) start(*next);
       // To the sanitizer a stack passed on would order its threads: there each keeps its own.
       if (!EMULATOR_TSAN) {
         give_stack(me.context.stack);
@@ -207,12 +208,13 @@ void run_block(Block& b) {
   reset_block(b);
   release_order(&b.start_token);
   Thread& first = *pick(b);
-  start(b, first);
+  start(first);
   make_current(b, first);
   switch_context(&b.caller, &first.context);
   acquire_order(&b.end_token);
+  if (!b.failure.empty()) return;
   b.current = nullptr;
-  if (b.failure.empty()) check_shared_memory(b);
+  check_shared_memory(b);
 }
 
 // Fibers that will not go on: their stacks are free again.
@@ -223,14 +225,22 @@ void abandon_threads(Block& b) {
       give_stack(thread.context.stack);
       thread.context.stack = nullptr;
     }
-    destroy_tsan_fiber(thread.context);
+    const bool failed = &thread == b.current;
+    if (failed || (thread.started && !thread.exited)) {
+      abandon_tsan_fiber(thread.context, failed, &b.end_token);
+    }
     thread.copies.clear();
+    thread.started = false;
   }
+  acquire_order(&b.end_token);
 }
 
 struct RunningGrid {
   Block& b;
-  ~RunningGrid() { b.launch = nullptr; }
+  ~RunningGrid() {
+    b.launch = nullptr;
+    b.current = nullptr;
+  }
 };
 
 }  // namespace
@@ -241,6 +251,7 @@ void set_order(Order order, std::uint64_t seed) {
 }
 
 Block::~Block() {
+  const Hidden hidden;
   for (Thread& thread : threads) {
     if (thread.context.stack != nullptr) give_stack_to_all(thread.context.stack);
     destroy_tsan_fiber(thread.context);
@@ -265,7 +276,7 @@ Context* next_thread() {
     next = pick(b);
   }
   if (next == nullptr) fail(b.current->waits_at, "deadlock: no thread of the block can go on");
-  if (!next->started) start(b, *next);
+  if (!next->started) start(*next);
   make_current(b, *next);
   return &next->context;
 }
@@ -334,6 +345,9 @@ void run_grid(const Launch& launch, const std::function<void()>& body) {
   blockDim = launch.block;
   gridDim = launch.grid;
   become_context(b.caller);
+  for (int i = 0; i < b.thread_count; ++i) {
+    create_tsan_fiber(b.threads[static_cast<std::size_t>(i)].context, i);
+  }
   prepare_shared_memory(b);
   const std::uint64_t blocks = std::uint64_t{launch.grid.x} * launch.grid.y * launch.grid.z;
   // A stride without common factor visits all blocks in an order that looks random.
@@ -352,7 +366,7 @@ void run_grid(const Launch& launch, const std::function<void()>& body) {
                 static_cast<unsigned>(k / launch.grid.x / launch.grid.y)};
     run_block(b);
     if (!b.failure.empty()) {
-      abandon_threads(b);
+      if (b.current != nullptr) abandon_threads(b);
       report(b.failure);
     }
   }

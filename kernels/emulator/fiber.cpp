@@ -101,7 +101,7 @@ void become_context([[maybe_unused]] Context& caller) {
 #endif
 }
 
-void prepare_context(Context& fiber, void (*entry)(), [[maybe_unused]] int number) {
+void prepare_context(Context& fiber, void (*entry)()) {
   if (fiber.stack == nullptr) fiber.stack = take_stack();
 #if EMULATOR_ASSEMBLY_SWITCH
   const auto top =
@@ -118,18 +118,34 @@ void prepare_context(Context& fiber, void (*entry)(), [[maybe_unused]] int numbe
   fiber.machine.uc_link = nullptr;
   makecontext(&fiber.machine, entry, 0);
 #endif
+}
+
+void create_tsan_fiber([[maybe_unused]] Context& fiber, [[maybe_unused]] int number) {
 #if EMULATOR_TSAN
-  if (fiber.tsan_fiber == nullptr) {
-    fiber.tsan_fiber = __tsan_create_fiber(0);
-    __tsan_set_fiber_name(fiber.tsan_fiber,
-                          ("thread " + std::to_string(number) + " of a block").c_str());
-  }
+  if (fiber.tsan_fiber != nullptr) return;
+  fiber.tsan_fiber = __tsan_create_fiber(0);
+  __tsan_set_fiber_name(fiber.tsan_fiber,
+                        ("thread " + std::to_string(number) + " of a block").c_str());
 #endif
 }
 
 void destroy_tsan_fiber([[maybe_unused]] Context& fiber) {
 #if EMULATOR_TSAN
   if (fiber.tsan_fiber != nullptr) __tsan_destroy_fiber(fiber.tsan_fiber);
+  fiber.tsan_fiber = nullptr;
+#endif
+}
+
+EMULATOR_NOT_SANITIZED void abandon_tsan_fiber([[maybe_unused]] Context& fiber,
+                                               [[maybe_unused]] bool failed,
+                                               [[maybe_unused]] void* token) {
+#if EMULATOR_TSAN
+  void* const me = __tsan_get_current_fiber();
+  __tsan_switch_to_fiber(fiber.tsan_fiber, __tsan_switch_to_fiber_no_sync);
+  release_order(token);
+  if (!failed) hide_end();
+  __tsan_switch_to_fiber(me, __tsan_switch_to_fiber_no_sync);
+  if (!failed) destroy_tsan_fiber(fiber);
   fiber.tsan_fiber = nullptr;
 #endif
 }

@@ -3,6 +3,7 @@
 #include <sherd/runtime/cuda/check.h>
 #include <sherd/runtime/cuda/device.h>
 #include <sherd/runtime/cuda/graph.h>
+#include <sherd/runtime/cuda/watch.h>
 
 #include <chrono>
 #include <thread>
@@ -20,15 +21,18 @@ struct CaptureState {
 // Events are made and destroyed a few hundred times a step; CUDA's are cheap without timing.
 class CudaEvent final : public Event::State {
  public:
-  CudaEvent(cudaStream_t stream, std::shared_ptr<const CaptureState> state,
+  CudaEvent(cudaStream_t stream, std::shared_ptr<const CaptureState> state, Watches watches,
             unsigned flags = cudaEventDisableTiming)
-      : state_(std::move(state)), capture_(state_->active ? state_->number : 0) {
+      : state_(std::move(state)),
+        capture_(state_->active ? state_->number : 0),
+        watches_(std::move(watches)) {
     SHERD_CUDA_CHECK(cudaEventCreateWithFlags(&event_, flags));
     SHERD_CUDA_CHECK(cudaEventRecord(event_, stream));
   }
   ~CudaEvent() override { cudaEventDestroy(event_); }
 
   cudaEvent_t get() const { return event_; }
+  const Watches& watches() const { return watches_; }
   bool of_capture() const { return capture_ != 0; }
   bool of_this_capture() const { return state_->active && state_->number == capture_; }
 
@@ -41,7 +45,9 @@ class CudaEvent final : public Event::State {
   }
   void wait() override {
     check_waitable();
-    if (!of_capture()) SHERD_CUDA_CHECK(cudaEventSynchronize(event_));
+    if (of_capture()) return;
+    if (!watches_.empty()) wait_and_look(watches_, [this] { return done(); });
+    SHERD_CUDA_CHECK(cudaEventSynchronize(event_));
   }
   bool wait_for(std::chrono::milliseconds time) override {
     check_waitable();
@@ -61,6 +67,7 @@ class CudaEvent final : public Event::State {
   cudaEvent_t event_ = nullptr;
   std::shared_ptr<const CaptureState> state_;
   std::uint64_t capture_;  // in which it was recorded; 0: in none
+  const Watches watches_;
 };
 
 class CudaStream final : public Stream::Backend {
@@ -93,7 +100,10 @@ class CudaStream final : public Stream::Backend {
     owned.release();
   }
   Event record() override {
-    return Event(std::make_shared<CudaEvent>(static_cast<cudaStream_t>(native()), capture_));
+    Watches all = watches_.all();
+    std::erase_if(all, [](const auto& watch) { return !watch->concerns_new_work(); });
+    return Event(
+        std::make_shared<CudaEvent>(static_cast<cudaStream_t>(native()), capture_, std::move(all)));
   }
   void wait(const Event& event) override {
     const auto* of_cuda = dynamic_cast<const CudaEvent*>(event.state());
@@ -104,8 +114,24 @@ class CudaStream final : public Stream::Backend {
       return;
     }
     SHERD_CUDA_CHECK(cudaStreamWaitEvent(stream_, of_cuda->get(), 0));
+    watches_.add(of_cuda->watches());
   }
-  void synchronize() override { SHERD_CUDA_CHECK(cudaStreamSynchronize(stream_)); }
+  void synchronize() override {
+    const Watches all = watches_.all();
+    if (!all.empty()) {
+      wait_and_look(all, [this] {
+        const cudaError_t state = cudaStreamQuery(stream_);
+        if (state != cudaErrorNotReady) SHERD_CUDA_CHECK(state);
+        return state == cudaSuccess;
+      });
+    }
+    SHERD_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  }
+  std::shared_ptr<void> watch(std::function<void(bool)> look) override {
+    auto made = std::make_shared<Watch>(std::move(look));
+    watches_.add({made});
+    return {made.get(), [made](void*) { made->stop(); }};
+  }
   void* native() override {
     SHERD_CUDA_CHECK(cudaSetDevice(device_));
     return stream_;
@@ -115,6 +141,7 @@ class CudaStream final : public Stream::Backend {
   int device_;
   std::shared_ptr<CaptureState> capture_;
   cudaStream_t stream_ = nullptr;
+  WatchList watches_;
 };
 
 CudaStream& backend_of(Stream& stream) {
@@ -157,7 +184,8 @@ std::unique_ptr<Stream> make_sibling(Stream& stream, std::string name) {
 
 Event record_time(Stream& stream) {
   return Event(std::make_shared<CudaEvent>(static_cast<cudaStream_t>(stream.native()),
-                                           backend_of(stream).capture(), cudaEventDefault));
+                                           backend_of(stream).capture(), Watches(),
+                                           cudaEventDefault));
 }
 
 double seconds_between(const Event& first, const Event& second) {

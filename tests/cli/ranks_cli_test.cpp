@@ -290,6 +290,101 @@ TEST_CASE("ranks: processes end in the weights of threads under every policy") {
   }
 }
 
+namespace {
+
+// Processes that meet over TCP, by a file in `folder`, and are started together; the output of all.
+// arguments: of each rank.
+Output over_tcp(const std::vector<std::string>& arguments, const std::string& folder) {
+  std::string command = "export SHERD_RENDEZVOUS=file:" + folder + "/meet SHERD_TOKEN=" + folder +
+                        " SHERD_WORLD_SIZE=" + std::to_string(arguments.size()) + "; pids=; ";
+  for (std::size_t r = 1; r < arguments.size(); ++r) {
+    command += "SHERD_RANK=" + std::to_string(r) + " " + kSherd + " " + arguments[r] +
+               " & pids=\"$pids $!\"; ";
+  }
+  command += "SHERD_RANK=0 " + kSherd + " " + arguments[0] +
+             "; status=$?; for pid in $pids; do wait $pid || test $status -ne 0 || status=99; "
+             "done; exit $status";
+  return run(command);
+}
+
+}  // namespace
+
+TEST_CASE("ranks: processes over TCP end in the weights, losses and memory of threads") {
+  Runs runs;
+  const struct {
+    std::size_t ranks;
+    const char* arguments;
+  } cases[] = {{2, "--shard zero3 --unit params:500"},
+               {2, "--shard none"},
+               {4, "--shard hybrid --mesh replicate=2,shard=2"}};
+  for (const auto& one : cases) {
+    const std::string arguments = kUneven + one.arguments;
+    CAPTURE(arguments);
+    const std::string threads = runs.train(arguments + " --ranks " + std::to_string(one.ranks));
+    const TempDirectory folder;
+    const std::string processes = folder.path("run");
+    const Output output =
+        over_tcp(std::vector<std::string>(one.ranks, "train " + arguments + " --out " + processes),
+                 folder.path());
+    CHECK_MESSAGE(output.status == 0, output.text);
+    CHECK(output.err.empty());
+    CHECK(contains(output, "as processes over TCP"));
+    CHECK(weights_of(threads) == weights_of(processes));
+    CHECK(results_of(threads) == results_of(processes));
+    CHECK(files_under(folder.path()) == Names{"config.toml", "log.jsonl", "model.safetensors"});
+  }
+}
+
+TEST_CASE("ranks: what is wrong with a run over TCP is one message of one process") {
+  const TempDirectory folder;
+  const std::string train = "train " + kRun + "--out " + folder.path("run") + " ";
+  check_refusal(over_tcp({train, train + "--lr 0.5"}, folder.path()),
+                {"ranks 0 and 1 were started with different data or settings", "lr = 0.5"});
+  check_refusal(over_tcp({train, train + "--lr fast"}, folder.path()),
+                {"--lr: expected a number, got 'fast'"});
+  check_refusal(over_tcp({train + "--shard zero4", train + "--shard zero4"}, folder.path()),
+                {"unknown sharding policy 'zero4'"});
+  check_refusal(over_tcp({train + "--ranks 2", train + "--ranks 2"}, folder.path()), {"--ranks"});
+  check_refusal(over_tcp({"eval x", "eval x"}, folder.path()), {"works in one process"});
+  CHECK(files_under(folder.path()).empty());
+  const auto alone = [&](const std::string& variables) {
+    return ::run("exec env " + variables + " " + kSherd + " " + train, 20);
+  };
+  check_refusal(alone("SHERD_RANK=1"), {"SHERD_RANK=1 is set, but not where the ranks meet"});
+  check_refusal(alone("SHERD_RENDEZVOUS=127.0.0.1 SHERD_RANK=0 SHERD_WORLD_SIZE=2"),
+                {"expected host:port"});
+  check_refusal(alone("SHERD_JOIN_SECONDS=1 SHERD_RENDEZVOUS=file:" + folder.path("meet") +
+                      " SHERD_RANK=0 SHERD_WORLD_SIZE=3"),
+                {"ranks 1, 2 of 3 did not come"});
+  CHECK(files_under(folder.path()).empty());
+  CHECK(alone("MASTER_ADDR=127.0.0.1 MASTER_PORT=1 RANK=0 WORLD_SIZE=1").status == 0);
+  const Output bench = over_tcp(
+      std::vector<std::string>(3, "bench comm --max-bytes 16KiB --repeat 2 --json"), folder.path());
+  CHECK(bench.status == 0);
+  CHECK(contains(bench, "\"ranks\":3,\"automatic\":\"TCP\""));
+}
+
+TEST_CASE("ranks: a process over TCP that is killed ends the others, who say so") {
+  for (const int killed : {0, 1}) {
+    CAPTURE(killed);
+    const TempDirectory folder;
+    const std::string train = "train " + kEndless + "--log-every 1 --out " + folder.path("run");
+    const auto rank = [&](int r) {
+      return "export SHERD_RENDEZVOUS=file:" + folder.path("meet") +
+             " SHERD_WORLD_SIZE=2 SHERD_RANK=" + std::to_string(r) + "; exec " + kSherd + " " +
+             train;
+    };
+    Child first(rank(0)), second(rank(1));
+    CHECK(comes_true([&] {
+      return text_of(folder.path("run/log.jsonl")).find("\"step\"") != std::string::npos;
+    }));
+    kill((killed == 0 ? first : second).pid(), SIGKILL);
+    const Output output = (killed == 0 ? second : first).wait(20);
+    CHECK_FALSE(output.hung);
+    check_refusal(output, {fmt::format("rank {} of 2 (127.0.0.1) has died", killed)});
+  }
+}
+
 TEST_CASE("ranks: evaluation counts and sums the same on any number of ranks") {
   Runs runs;
   const std::string start = runs.train(kRun + "--epochs 3 --lr 3e-3 --ranks 3");

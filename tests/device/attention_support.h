@@ -73,10 +73,11 @@ using Results = std::map<std::string, std::vector<double>>;
 
 template <typename T>
 struct AttentionProblem {
-  AttentionProblem(const AttentionShape& s, int hole = 0, int shift = 0, double size = 1.0)
+  AttentionProblem(const AttentionShape& s, int hole = 0, int shift = 0, double size = 1.0,
+                   double mean = 0.0)
       : shape(s),
         layout(s, hole, shift),
-        inputs(random_values<T>(layout.input_size, "inputs", size)),
+        inputs(random_values<T>(layout.input_size, "inputs", size, mean)),
         grad_output(random_values<T>(layout.output_size, "grad_output")) {}
 
   // By the CPU's kernel of type R, from these values.

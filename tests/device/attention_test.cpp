@@ -50,8 +50,8 @@ TEST_CASE_TEMPLATE("device attention: the plain kernel, every type and range of 
 TEST_CASE_TEMPLATE(
     "device attention: one address or stride that is not whole takes the plain kernel", T, bf16,
     f16) {
-  check_attention<T>(AttentionProblem<T>(shape_of(1, 2, 20, 20, 32), 0, 1));
-  check_attention<T>(AttentionProblem<T>(shape_of(1, 2, 20, 20, 32), 4, 0));
+  check_attention<T>(AttentionProblem<T>(shape_of(1, 2, 20, 20, 64), 0, 1));
+  check_attention<T>(AttentionProblem<T>(shape_of(1, 2, 20, 20, 64), 4, 0));
 }
 
 TEST_CASE_TEMPLATE("device attention: scores of any size and sign", T, float, bf16, f16) {
@@ -62,6 +62,9 @@ TEST_CASE_TEMPLATE("device attention: scores of any size and sign", T, float, bf
     shape.scale = scale;
     check_attention<T>(AttentionProblem<T>(shape));
   }
+  // All scores near -300: keys that do not exist, of score 0, would have an infinite weight.
+  shape.scale = -0.5;
+  check_attention<T>(AttentionProblem<T>(shape, 0, 0, 0.25, 3.0));
 }
 
 TEST_CASE("device attention: every wave of samples and heads has its own place") {

@@ -8,6 +8,7 @@
 #include "row_support.h"
 
 #include <bit>
+#include <cstring>
 #include <limits>
 #include <random>
 
@@ -132,6 +133,8 @@ TEST_CASE_TEMPLATE("device reduce: exact sums of squares of ordinary numbers", T
 TEST_CASE_TEMPLATE("device reduce: exact sums of squares of any bits", T, ALL_TYPES) {
   for (const unsigned seed : {1u, 2u, 3u}) {
     auto values = random_bits<T>(4001, seed);
+    std::memset(static_cast<void*>(&values[99]), 0xff,
+                sizeof(T));  // the largest bits of all: a NaN
     check_squares(values);
     CHECK(squares_on_cpu(values).non_finite() > 0);
     std::erase_if(values, [](T value) { return !is_finite(value); });
@@ -143,16 +146,16 @@ TEST_CASE_TEMPLATE("device reduce: exact sums of squares of any bits", T, ALL_TY
 
 // Numbers just inside, astride and below the slices of a chunk whose largest is given.
 TEST_CASE_TEMPLATE("device reduce: exact sums of squares around the slices' ends", T, ALL_TYPES) {
+  std::mt19937_64 generator(5);
+  std::uniform_real_distribution<double> mantissa(1.0, 2.0);
   const double highest =
       to_double(std::numeric_limits<float>::max()) * (sizeof(T) == 2 ? 1e-34 : 1);
   for (const double largest : {1.0, 1.75, 3e-5, highest}) {
-    for (int step = 0; step < 60; ++step) {
-      std::vector<T> values(1500, T(0.f));
-      for (std::size_t i = 0; i < values.size(); i += 7) {
-        const double mantissa = 1.0 + static_cast<double>(i % 128) / 128;
-        values[i] = T(static_cast<float>(std::ldexp(mantissa * largest / 2, -step)));
-      }
-      values[700] = T(static_cast<float>(largest));
+    for (int step = 1; step < 60; ++step) {
+      std::vector<T> values(1500, cpu::test::from_double<T>(0));
+      for (std::size_t i = 0; i < values.size(); i += 7)
+        values[i] = cpu::test::from_double<T>(std::ldexp(mantissa(generator) * largest / 2, -step));
+      values[700] = cpu::test::from_double<T>(largest);
       CAPTURE(largest);
       CAPTURE(step);
       check_squares(values);

@@ -29,7 +29,7 @@ __global__ void other_atomics(int* i, unsigned* u, int* old) {
   atomicXor(&u[2], static_cast<unsigned>(me));
   atomicInc(&u[3], n / 2);
   // A lock-free sum by compare and swap.
-  unsigned seen = u[4];
+  unsigned seen = 0;
   for (;;) {
     const unsigned before = atomicCAS(&u[4], seen, seen + 3);
     if (before == seen) break;

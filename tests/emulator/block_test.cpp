@@ -65,9 +65,9 @@ __global__ void indices(int* out) {
       static_cast<int>(block * 1000 + thread);
 }
 
-std::vector<int> ran;  // threads in the order of their running
-__global__ void note_order() {
-  ran.push_back(static_cast<int>(blockIdx.x * 1000 + threadIdx.x));
+// Numbers of threads in the order of their running.
+__global__ void note_order(int* count, int* ran) {
+  ran[atomicAdd(count, 1)] = static_cast<int>(blockIdx.x * 1000 + threadIdx.x);
 }
 
 __global__ void read_unwritten(unsigned* out) {
@@ -188,9 +188,9 @@ TEST_CASE("emulator: every thread of every block runs once, with its indices") {
 
 TEST_CASE("emulator: orders of threads and blocks") {
   const auto order = [] {
-    ran.clear();
-    run(note_order, 7, 70);
-    return ran;
+    const DeviceArray<int> count(std::vector<int>{0}), ran(490);
+    run(note_order, 7, 70, count.data(), ran.data());
+    return ran.host();
   };
   const std::vector<int> forward = order();
   CHECK(std::is_sorted(forward.begin(), forward.end()));

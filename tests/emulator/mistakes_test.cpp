@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Wrong kernels, and what the emulator says: the problem, the kernel, block, thread and line, and
 // where the other threads are.
+#include <atomic>
 #include <cstdint>
 
 #include "emulated.h"
@@ -9,7 +10,7 @@ using namespace emulated;
 
 namespace {
 
-int line_of_mistake, line_of_others;
+std::atomic<int> line_of_mistake, line_of_others;
 #define MISTAKE line_of_mistake = __LINE__,
 #define OTHERS line_of_others = __LINE__,
 
@@ -310,7 +311,7 @@ TEST_CASE("emulator: messages name templates with their arguments, and the next 
   const std::string message = mistake([] { run(with_arguments<7>, 1, 32, nullptr, 0L); });
   CHECK(contains(message, "with_arguments<7>(float const*, long)"));
   // Often: fibers of abandoned launches must come back.
-  for (int i = 0; i < 300; ++i) {
+  for (int i = 0; i < (EMULATOR_TSAN ? 10 : 300); ++i) {
     CHECK_FALSE(mistake([] { run(divergent_barrier, 1, 1024); }).empty());
     run(harmless, 2, 1024);
   }

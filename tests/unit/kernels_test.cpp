@@ -3,8 +3,12 @@
 // do not fit, empty tensors, and the bound of the product cache.
 #include <doctest/doctest.h>
 #include <sherd/kernels/attention.h>
+#include <sherd/kernels/cpu/layer_norm.h>
 #include <sherd/kernels/cpu/product.h>
 #include <sherd/kernels/cross_entropy.h>
+#include <sherd/kernels/cuda/column_sum.h>
+#include <sherd/kernels/cuda/layer_norm.h>
+#include <sherd/kernels/cuda/reduce.h>
 #include <sherd/kernels/elementwise.h>
 #include <sherd/kernels/layer_norm.h>
 #include <sherd/kernels/matmul.h>
@@ -141,6 +145,32 @@ TEST_CASE("cross_entropy: strided targets are read by their strides") {
   CHECK(count_correct(x, column) == 2);
 }
 
+// A machine without a GPU, and a build without CUDA, plan for one.
+TEST_CASE("meta in cuda's place counts the scratch memory of cuda's kernels") {
+  Context context({.device = Device::meta, .meta_of = Device::cuda});
+  const auto scratch = [&](const auto& run) {
+    context.ledger().reset_peak();
+    run();
+    return static_cast<std::size_t>(
+        context.ledger().peaks()[static_cast<std::size_t>(MemoryCategory::workspace)]);
+  };
+  const Tensor x = Tensor::empty(context, {10000, 384}, DType::bf16);
+  const Tensor w = Tensor::empty(context, {384}, DType::bf16);
+  const Tensor row = Tensor::empty(context, {10000}, DType::f32);
+  const std::size_t norm = cuda::layer_norm_backward_workspace_bytes<bf16>(10000, 384);
+  CHECK(scratch([&] { layer_norm_backward(x, x, row, row, w, true, true); }) ==
+        Allocator::rounded(norm));
+  CHECK(norm != cpu::layer_norm_backward_workspace_bytes<bf16>(10000, 384));
+  CHECK(scratch([&] { linear_backward_bias(x); }) ==
+        Allocator::rounded(cuda::column_sum_workspace_bytes<bf16>(10000, 384)));
+  CHECK(scratch([&] { sum(x); }) ==
+        Allocator::rounded(cuda::reduce_workspace_bytes<bf16>(x.numel())));
+  CHECK(scratch([&] {
+          ExactSum squares;
+          add_sum_of_squares(x, squares);
+        }) == Allocator::rounded(sizeof(ExactSum::Words)));
+}
+
 TEST_CASE("meta refuses what the CPU refuses") {
   for (const Device device : {Device::cpu, Device::meta}) {
     Context context({.device = device});
@@ -238,6 +268,8 @@ TEST_CASE("dispatch: tensors that do not fit are named") {
   const Tensor bad = Tensor::from_host<std::int64_t>(context, {4}, labels);
   CHECK_THROWS_WITH_AS(cross_entropy_forward(x, {bad, {}, 0.0}),
                        doctest::Contains("label 6 of row 3 is outside [0, 6)"), Error);
+  CHECK_THROWS_WITH_AS(check_labels(bad, 5), doctest::Contains("label 6 of row 3"), Error);
+  CHECK_THROWS_WITH_AS(check_labels(x, 5), doctest::Contains("expected labels i64 [rows]"), Error);
   CHECK_THROWS_WITH_AS(cross_entropy_forward(x, {{}, {}, 0.0}),
                        doctest::Contains("either labels or probabilities"), Error);
   CHECK_THROWS_WITH_AS(cross_entropy_forward(x, {bad, {}, 1.5}),

@@ -142,7 +142,8 @@ void print_report(const CommReport& report, const CommOptions& options, int rank
         transport, seconds * 1e6, kCalls, kStep, 100.0 * kCalls * seconds / kStep);
   }
   fmt::print("fingerprint and description of a call, alone: {:.2f} us\n", report.alone * 1e6);
-  if (ranks > 1 && automatic != "threads") fmt::print("automatic takes {} here\n", automatic);
+  if (ranks > 1 && automatic != "threads" && automatic != "TCP")
+    fmt::print("automatic takes {} here\n", automatic);
 }
 
 double time_alone() {
@@ -157,10 +158,10 @@ int bench_comm(const CommOptions& options, bool ranks_given) {
               static_cast<std::int64_t>(parse_bytes(options.max_bytes, "--max-bytes")), 4096,
               std::int64_t{1} << 34);
   check_range("--ranks", options.ranks, 1, 1024);
-  const std::optional<Launcher> launcher = detect_launcher();
+  const std::optional<Processes> processes = sherd::processes();
   CommReport report;
   report.alone = time_alone();
-  if (!launcher || launcher->size == 1) {
+  if (!processes) {
     run_rank_threads(options.ranks, [&](Communicator& comm) {
       CommReport others;  // only rank 0's is shown
       measure_transport(comm, "threads", options, comm.rank() == 0 ? report : others);
@@ -168,23 +169,30 @@ int bench_comm(const CommOptions& options, bool ranks_given) {
     print_report(report, options, options.ranks, "threads");
     return 0;
   }
-  SHERD_CHECK(!ranks_given, "--ranks: {} has started {} ranks; leave the flag out", launcher->name,
-              launcher->size);
-  for (const MpiTransport transport : {MpiTransport::shared, MpiTransport::messages}) {
-    if (transport == MpiTransport::shared && mpi_automatic_transport() != transport) continue;
-    const auto comm = make_mpi_communicator(transport);
+  SHERD_CHECK(!ranks_given, "--ranks: by {} there are {} ranks; leave the flag out", processes->by,
+              processes->size);
+  const auto measure = [&](const std::unique_ptr<Communicator>& comm, const std::string& name) {
     try {
       check_same(*comm,
                  {fmt::format("--max-bytes {} --repeat {}", options.max_bytes, options.repeat)},
                  "were started with different settings");
-      measure_transport(*comm, std::string(name_of(transport)), options, report);
+      measure_transport(*comm, name, options, report);
     } catch (const std::exception& error) {
       comm->abort(error.what());
       throw GroupEnded(comm->end_reason());
     }
+  };
+  std::string automatic = "TCP";
+  if (processes->tcp) {
+    measure(make_tcp_communicator(*processes->tcp), automatic);
+  } else {
+    for (const MpiTransport transport : {MpiTransport::shared, MpiTransport::messages}) {
+      if (transport == MpiTransport::shared && mpi_automatic_transport() != transport) continue;
+      measure(make_mpi_communicator(transport), std::string(name_of(transport)));
+    }
+    automatic = name_of(mpi_automatic_transport());
   }
-  if (launcher->rank == 0)
-    print_report(report, options, launcher->size, std::string(name_of(mpi_automatic_transport())));
+  if (processes->rank == 0) print_report(report, options, processes->size, automatic);
   return 0;
 }
 
@@ -198,6 +206,8 @@ Command add_bench_comm(CLI::App& parent) {
       "same size, and what the comparison of calls costs.\n\n"
       "  sherd bench comm --ranks 4                    ranks are threads of this process\n"
       "  mpiexec -n 4 sherd bench comm                 ranks are processes: both transports\n"
+      "  SHERD_RENDEZVOUS=... sherd bench comm         ranks meet over TCP (see sherd train "
+      "--help)\n"
       "  sherd bench comm --ranks 8 --max-bytes 1MiB --json\n");
   auto options = std::make_shared<CommOptions>();
   CLI::Option* ranks =

@@ -159,6 +159,9 @@ Command add_train(CLI::App& parent) {
       "  sherd train runs/try/config.toml --seed 1 --out runs/again\n"
       "  sherd train --ranks 4 --shard zero3             four ranks as threads of one process\n"
       "  mpiexec -n 4 sherd train --shard zero3          four processes\n"
+      "  SHERD_RENDEZVOUS=10.0.0.1:29400 SHERD_TOKEN=s3cret SHERD_WORLD_SIZE=2 SHERD_RANK=0 \\\n"
+      "      sherd train --shard zero3                   one of two that meet over TCP, without "
+      "MPI\n"
       "  sherd train --golden DIR --precision fp64 --tolerance 1e-9\n");
   struct State {
     std::string toml, golden;

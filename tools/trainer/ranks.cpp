@@ -6,13 +6,30 @@
 #include <sherd/tools/trainer/setup.h>
 
 #include <algorithm>
+#include <atomic>
+#include <cstdlib>
 #include <sstream>
 
 namespace sherd {
 namespace {
 
+std::atomic<bool> met{false};  // over TCP, which is possible once
+
+std::unique_ptr<Communicator> make_world(const Processes& all) {
+  if (!all.tcp) return make_mpi_communicator();
+  met = true;
+  return make_tcp_communicator(*all.tcp);
+}
+
+// Where no launcher tells of a first process that has died, somebody must.
+bool first_has_died(const std::string& reason) {
+  const std::size_t at = reason.find("rank 0 of ");
+  return at != std::string::npos && reason.find(" has died", at) != std::string::npos;
+}
+
 [[noreturn]] void throw_launched(Communicator& world, std::string message) {
   const std::string ended = world.end_reason();
+  if (first_has_died(ended)) fail("{}", message);
   // What this rank has heard, and perhaps what became of the weights.
   if (!ended.empty() && message.find(ended) != std::string::npos) throw GroupEnded(message);
   const std::string prefix = fmt::format("rank {}: ", world.rank());
@@ -24,8 +41,8 @@ namespace {
 
 // Every process comes here with a message: its own, or the one that its group has ended with. The
 // first process prints the group's, as one that runs ranks as threads does.
-void run_launched(const std::function<void(Communicator&)>& body) {
-  const std::unique_ptr<Communicator> world = make_mpi_communicator();
+void run_launched(const Processes& all, const std::function<void(Communicator&)>& body) {
+  const std::unique_ptr<Communicator> world = make_world(all);
   try {
     body(*world);
     world->barrier("the end of the program");
@@ -38,37 +55,63 @@ void run_launched(const std::function<void(Communicator&)>& body) {
 
 }  // namespace
 
-bool under_launcher() {
+std::optional<Processes> processes() {
   const std::optional<Launcher> launcher = detect_launcher();
-  return launcher && launcher->size > 1;
+  const bool chosen = std::getenv("SHERD_RENDEZVOUS") != nullptr;
+  Processes all;
+  if (!chosen && launcher && launcher->size > 1) {
+    all = {launcher->name, launcher->rank, launcher->size, {}};
+  } else if (const std::optional<TcpOptions> tcp = tcp_options_from_environment()) {
+    all = {chosen ? "SHERD_RENDEZVOUS" : "MASTER_ADDR", tcp->rank, tcp->size, tcp};
+  }
+  if (all.size == 1) return {};
+  return all;
+}
+
+namespace {
+
+// Of an environment that makes sense.
+std::optional<Processes> processes_if_clear() {
+  try {
+    return processes();
+  } catch (const Error&) {
+    return {};
+  }
+}
+
+}  // namespace
+
+bool under_launcher() {
+  return processes_if_clear().has_value();
 }
 
 bool is_first_process() {
-  const std::optional<Launcher> launcher = detect_launcher();
-  return !launcher || launcher->rank == 0;
+  const std::optional<Processes> all = processes_if_clear();
+  return !all || all->rank == 0;
 }
 
 int planned_ranks(const TrainSettings& settings) {
   check_range("--ranks", settings.ranks, 1, 4096);
-  const std::optional<Launcher> launcher = detect_launcher();
-  if (!launcher || launcher->size <= 1) return static_cast<int>(settings.ranks);
-  SHERD_CHECK(mpi_built(),
+  const std::optional<Processes> all = processes();
+  if (!all) return static_cast<int>(settings.ranks);
+  SHERD_CHECK(all->tcp || mpi_built(),
               "{} started {} processes, but this build has no MPI, so each would train on its own; "
-              "install mpich and libmpich-dev and build with -Dmpi=enabled, or use --ranks {} "
-              "without a launcher",
-              launcher->name, launcher->size, launcher->size);
+              "install mpich and libmpich-dev and build with -Dmpi=enabled, let them meet over TCP "
+              "(SHERD_RENDEZVOUS), or use --ranks {} without a launcher",
+              all->by, all->size, all->size);
   // The configuration of a run has its number of ranks, and may be repeated with processes.
-  SHERD_CHECK(
-      settings.ranks == 1 || settings.ranks == launcher->size,
-      "--ranks {}: makes threads of one process, but {} started {} processes already; "
-      "leave --ranks out (or take ranks out of the settings file), or start sherd without {}",
-      settings.ranks, launcher->name, launcher->size, launcher->name);
-  return launcher->size;
+  SHERD_CHECK(settings.ranks == 1 || settings.ranks == all->size,
+              "--ranks {}: makes threads of one process, but by {} this is one of {} processes "
+              "already; leave --ranks out (or take ranks out of the settings file), or start sherd "
+              "without {}",
+              settings.ranks, all->by, all->size, all->by);
+  return all->size;
 }
 
 void report_to_launched(const std::string& message) {
-  if (!under_launcher() || !mpi_built() || mpi_started()) return;
-  const std::unique_ptr<Communicator> world = make_mpi_communicator();
+  const std::optional<Processes> all = processes_if_clear();
+  if (!all || (all->tcp ? met.load() : !mpi_built() || mpi_started())) return;
+  const std::unique_ptr<Communicator> world = make_world(*all);
   // Without a rank's name: a mistyped flag is the same on all.
   world->abort(message);
   throw GroupEnded(world->end_reason());
@@ -76,8 +119,8 @@ void report_to_launched(const std::string& message) {
 
 void run_on_ranks(const TrainSettings& settings, const std::function<void(Communicator&)>& body) {
   const int ranks = planned_ranks(settings);
-  if (under_launcher()) {
-    run_launched(body);
+  if (const std::optional<Processes> all = processes()) {
+    run_launched(*all, body);
   } else {
     run_rank_threads(ranks, body);
   }

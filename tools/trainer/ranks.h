@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ranks of a run: threads of this process (--ranks), or the processes of a launcher (mpiexec).
+// The ranks of a run: threads of this process (--ranks), or processes, of a launcher (mpiexec) or
+// started one by one, which meet over TCP.
 #pragma once
 
 #include <sherd/comm/agreement.h>
 #include <sherd/comm/sharding/engine.h>
+#include <sherd/comm/tcp_communicator.h>
 #include <sherd/tools/trainer/settings.h>
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -16,7 +19,19 @@ namespace sherd {
 // launcher started several processes and this build has no MPI.
 SHERD_API int planned_ranks(const TrainSettings& settings);
 
-// Whether a launcher started this process as one of several, and then whether as the first.
+// How this process is one of several.
+struct Processes {
+  std::string by;  // the launcher, or the variable of the environment that says where they meet
+  int rank = 0, size = 1;
+  std::optional<TcpOptions> tcp;  // else MPI
+};
+// By SHERD_RENDEZVOUS over TCP; else by a launcher that MPI knows; else, by torchrun's variables,
+// over TCP. None where this process is the only one. Throws where the environment contradicts
+// itself.
+SHERD_API std::optional<Processes> processes();
+
+// Whether there are several, and then whether this is the first. What is wrong with the environment
+// is for those who ask for the ranks.
 SHERD_API bool under_launcher();
 SHERD_API bool is_first_process();
 

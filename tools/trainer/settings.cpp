@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/tools/trainer/settings.h>
 
+#include <sherd/kernels/attention.h>
 #include <sherd/runtime/suggest.h>
 
 #include <toml++/toml.h>
@@ -109,6 +110,13 @@ std::string toml_quoted(const std::string& text) {
   std::stringstream out;
   out << toml::value<std::string>(text);
   return out.str();
+}
+
+AttentionKernels attention_kernels(const std::string& name) {
+  if (name == "auto") return AttentionKernels::automatic;
+  if (name == "own") return AttentionKernels::own;
+  SHERD_CHECK(name == "cudnn", "--attention: expected auto, own or cudnn, got '{}'", name);
+  return AttentionKernels::cudnn;
 }
 
 }  // namespace
@@ -222,6 +230,8 @@ const std::vector<Setting>& setting_table() {
        "samples of one rank's forward pass; 0: its whole part of the batch"},
       {"run.device", &T::device,
        "cpu, or cuda: a GPU for each rank; bench takes meta too, which plans and computes nothing"},
+      {"run.attention", &T::attention,
+       "on a GPU: whose kernels compute attention: own, cudnn (bf16 and fp16), or auto: own"},
       {"run.graph", &T::graph,
        "on GPUs: capture a step as CUDA graphs and replay it, which spares the host's work; says "
        "why where that cannot be done, and goes on without"},
@@ -380,6 +390,7 @@ void check_used(const TrainSettings& s, const Assignments& given) {
       {"sharding.reduce_every", s.micro_batch > 0, "--micro-batch"},
       {"run.graph", s.device == "cuda", "--device cuda"},
       {"sharding.exact_sums", s.device == "cuda", "--device cuda; sums are exact elsewhere"},
+      {"run.attention", s.device == "cuda", "--device cuda"},
       {"sharding.prefetch", gathers, "a policy that shards parameters (grad_op, zero3, hybrid)"},
       {"memory.offload_parameters", gathers || s.offload_parameters == "none",
        "a policy that shards parameters (grad_op, zero3, hybrid)"},
@@ -454,6 +465,8 @@ ContextOptions context_options(const TrainSettings& settings) {
   ContextOptions options;
   options.device = device_from_name(settings.device);
   options.threads = static_cast<int>(settings.threads);
+  options.attention = attention_kernels(settings.attention);
+  require_attention(options.attention, options.device);
   options.seed = static_cast<std::uint64_t>(settings.seed);
   options.memory_limit = parse_bytes(settings.memory_limit, "--memory-limit");
   return options;

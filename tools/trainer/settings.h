@@ -54,7 +54,7 @@ struct TrainSettings {
   std::string offload_optimizer = "none", offload_parameters = "none", offload_activations = "none";
   // [run]
   std::int64_t epochs = 10, max_steps = 0, batch_size = 128, micro_batch = 0;
-  std::string device = "cpu";
+  std::string device = "cpu", attention = "auto";
   bool graph = false;
   std::int64_t threads = 0, seed = 0;
   std::string out, trace;

@@ -45,6 +45,9 @@ void set_devices(int count, std::size_t bytes_each);
 // $EMULATOR_GUARD (on, off).
 void set_guard(bool on);
 
+// How long a rank of emulated NCCL waits for the others before that is an error [30 s].
+void set_nccl_patience(double seconds);
+
 // Runs `work` in order on an emulated stream, as device work: for other emulated libraries. While
 // the stream is captured the work is recorded, and runs at every replay.
 void enqueue(CUstream_st* stream, std::function<void()> work);

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The branch of device.h for the emulator. Include that one.
+// The branch of device_code.h for the emulator. Include that one.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// NCCL's communicator, whose calls come back (blocking = 0): what they leave under way is waited
+// for while the host's group goes on.
+#pragma once
+
+#include <nccl.h>
+#include <sherd/comm/communicator.h>
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+namespace sherd {
+
+class NcclHandle {
+ public:
+  // All ranks of `host` together, which carries NCCL's id to them and must outlive this.
+  static std::unique_ptr<NcclHandle> make(Communicator& host, int device);
+  // Of the ranks with this color; `group` has the same ranks on the host.
+  std::unique_ptr<NcclHandle> split(Communicator& group, int color);
+  ~NcclHandle();
+  NcclHandle(const NcclHandle&) = delete;
+  NcclHandle& operator=(const NcclHandle&) = delete;
+
+  // Throws, and has NCCL aborted, where NCCL reports an error, which then ends the group, or the
+  // group has ended. Any thread.
+  void look() { look(false); }
+  // Of work that is done only NCCL's error matters: what others do later does not make it wrong.
+  void look(bool done);
+
+  // Makes a call and sees it through. `name`: of the call, for errors.
+  using Call = std::function<ncclResult_t(ncclComm_t)>;
+  void check(const Call& call, const char* name, const char* file, int line);
+
+  struct Message {
+    const void* send;  // or
+    void* receive;
+    std::int64_t count;  // none where 0
+    int rank;
+  };
+  void exchange(const std::vector<Message>& messages, ncclDataType_t type, cudaStream_t stream);
+
+ private:
+  explicit NcclHandle(Communicator& host) : host_(host) {}
+  ncclResult_t state();
+  void settle(const char* name);
+  void abort_nccl();
+  [[noreturn]] void fail_call(ncclResult_t result, const std::string& where);
+
+  Communicator& host_;
+  std::recursive_mutex mutex_;
+  ncclComm_t comm_ = nullptr;  // null: aborted
+};
+
+}  // namespace sherd
+
+// A call of NCCL's, written with `comm` in the place of the communicator, on a handle.
+#define SHERD_NCCL_CHECK(handle, call) \
+  (handle).check([&](ncclComm_t comm) { return (call); }, #call, __FILE__, __LINE__)
