@@ -64,6 +64,7 @@ TEST_CASE("cli: bench kernels times every kernel of a step, and counts its work"
                                  "cross entropy forward",
                                  "cross entropy backward",
                                  "AdamW",
+                                 "AdamW, rounded to bf16",
                                  "cast to bf16",
                                  "sum of squares, exact",
                                  "fc1 forward, bias, GELU"};
@@ -83,6 +84,7 @@ TEST_CASE("cli: bench kernels times every kernel of a step, and counts its work"
   CHECK(rows["attention forward"]["flops"] == 2 * 2 * pairs * 64);
   CHECK(rows["attention backward"]["flops"] == 5 * 2 * pairs * 64);
   CHECK(rows["AdamW"]["bytes"] == 7 * 4 * 12 * 192 * 192);
+  CHECK(rows["AdamW, rounded to bf16"]["bytes"] == 30 * 12 * 192 * 192);
   CHECK(rows["GELU backward"]["bytes"] == 3 * 4 * 197 * 768);
   CHECK(rows["cast to bf16"]["bytes"] == 6 * 12 * 192 * 192);
 }
@@ -98,6 +100,8 @@ TEST_CASE("cli: bench kernels of one kind, for people") {
   refuses("bench kernels --models giant", {"--models", "'giant'", "known: tiny, small, base"});
   refuses("bench kernels --device meta", {"--device meta", "use cpu or cuda"});
   refuses("bench kernels --dtype f64", {"--dtype", "bf16, f16 or f32", "got f64"});
+  refuses("bench kernels --attention cudnn", {"cudnn"});
+  refuses("bench kernels --attention flash", {"--attention", "got 'flash'"});
   refuses(kKernels + "--only lstm", {"--only", "'lstm'"});
   refuses("bench kernels --buffer 12", {"--buffer", "4096"});
   refuses("bench kernels --batch-size -1", {"--batch-size", "negative"});

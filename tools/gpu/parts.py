@@ -80,11 +80,16 @@ def quick_start(report, folder, env, packed, rehearse, quick):
 
 
 def kernels(report, folder, env, rehearse, quick):
+    """Every kernel, and cuDNN's attention as a peer of this tree's."""
     command = [sherd(folder), "bench", "kernels", "--device", "cuda", "--json"]
     if rehearse:
         command += ["--models", "tiny", "--batch-size", "1", "--matrix", "64", "--buffer", "64KiB", "--repeat", "1"]
     else:
         command += ["--models", "base" if quick else "base,large,huge", "--tokens", "1024,4096"]
+    own = {}
+
+    def named(row):
+        return "ViT %s: %s, %s, %s" % (row["model"], row["kernel"], row["shape"], row["dtype"])
 
     def summary(text):
         result = last_json(text)
@@ -92,14 +97,32 @@ def kernels(report, folder, env, rehearse, quick):
         report.add("%s product %d^3" % (result["dtype"], result["matrix"]), product / 1e12, "TFLOP/s")
         report.add("copy of %.3g MiB" % (result["buffer_bytes"] / 2 ** 20), copied / 1e9, "GB/s")
         for row in result["kernels"]:
-            what = "ViT %s: %s, %s, %s" % (row["model"], row["kernel"], row["shape"], row["dtype"])
             if row["limit"] == "product":
-                report.add(what, row["flops_per_second"] / 1e12, "TFLOP/s", "large product", product / 1e12)
+                own[named(row)] = row["flops_per_second"]
+                report.add(named(row), row["flops_per_second"] / 1e12, "TFLOP/s", "large product", product / 1e12)
             else:
-                report.add(what, row["bytes_per_second"] / 1e9, "GB/s", "copy", copied / 1e9)
+                report.add(named(row), row["bytes_per_second"] / 1e9, "GB/s", "copy", copied / 1e9)
         return "%d kernels" % len(result["kernels"])
 
+    def peer_summary(text):
+        rows = last_json(text)["kernels"]
+        for row in rows:
+            if named(row) in own:
+                report.add(named(row), own[named(row)] / 1e12, "TFLOP/s", "cuDNN", row["flops_per_second"] / 1e12)
+        return "%d kernels" % len(rows)
+
     report.run("kernels", command, 90, env, summary=summary)
+    if rehearse:
+        report.skip("attention by cuDNN", "it needs a GPU")
+        return
+    # Whether this build and this GPU have it; that they have not is no failure.
+    probe = [sherd(folder), "bench", "kernels", "--device", "cuda", "--attention", "cudnn", "--models", "tiny",
+             "--only", "attention", "--matrix", "64"]
+    if report.run("cuDNN", probe, 60, env, quiet=True) is None:
+        report.skip("attention by cuDNN", "not here, see the line above")
+        return
+    report.run("attention by cuDNN", command + ["--attention", "cudnn", "--only", "attention"], 60, env,
+               summary=peer_summary)
 
 
 def step_command(folder, device, model, batch, rehearse):
