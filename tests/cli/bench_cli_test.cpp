@@ -147,6 +147,7 @@ TEST_CASE("gpu_check: what cannot be done is one clear error") {
   refused("--rehears --fast", 2, "--fast");
   refused("--archs 90", 2, "--archs belongs to --build-only");
   refused("--minutes 0", 2, "--minutes must be above 0");
+  refused("--json /no/such/folder/file", 2, "cannot be written");
   refused("--pack --quick", 2, "--pack goes alone");
   refused("--rehearse --build " + folder.path("no"), 2, folder.path("no"));
   refused("--pack " + folder.path(), 1, "is no pack");

@@ -13,7 +13,6 @@ PRESETS = {"base": "vit_base_patch16_224", "large": "vit_large_patch16_224", "hu
 TINY = ["--dataset", "synthetic", "--image-size", "1x8x8", "--classes", "3", "--patch", "4", "--dim", "16",
         "--depth", "1", "--heads", "2"]
 MOST_IMAGES = 256  # of a step: more makes no GPU faster
-TARGETS = ["tools/cli/sherd", "tests/test_device", "tests/test_gradcheck"]
 
 
 def meson_command(packed, env):
@@ -23,7 +22,7 @@ def meson_command(packed, env):
 
 
 def build(report, root, folder, packed, env, cuda, archs, budget):
-    """Configures and builds what is run. True where all of it was built."""
+    """Configures and builds what is run. Says whether sherd was built, and whether the tests were."""
     options = ["-Dcuda=" + cuda, "-Donednn=disabled", "-Dmpi=disabled", "-Dwerror=false"]
     if archs:
         options.append("-Dgpu_archs=" + archs)
@@ -31,11 +30,16 @@ def build(report, root, folder, packed, env, cuda, archs, budget):
         env["PKG_CONFIG"] = os.path.join(packed, "pkg-config")
         options.append("-Dcpp_args=-isystem%s/include" % packed)
     again = ["--reconfigure"] if os.path.exists(os.path.join(folder, "build.ninja")) else []
+    start = report.elapsed()
     if report.run("configure", meson_command(packed, env) + ["setup", *again, *options, folder, root], 120,
                   env) is None:
-        return False
-    return report.run("build", ["ninja", "-C", folder, *TARGETS], budget, env,
-                      summary=lambda text: "%d processors" % len(os.sched_getaffinity(0))) is not None
+        return False, False
+
+    def ninja(name, targets):
+        return report.run(name, ["ninja", "-C", folder, *targets], budget - (report.elapsed() - start), env,
+                          summary=lambda text: "%d processors" % len(os.sched_getaffinity(0))) is not None
+
+    return ninja("build", ["tools/cli/sherd"]), ninja("build the tests", ["tests/test_device", "tests/test_gradcheck"])
 
 
 def cases(text):
@@ -202,13 +206,18 @@ def torch_state(python, device):
 def torch_step(report, root, python, model, batch, ours, compiled, device):
     """PyTorch's step on the same batch, or on half of it and so on where its memory does not hold that."""
     kind = "compiled" if compiled else "eager"
+
+    def summary(text):
+        result = last_json(text)
+        report.machine["torch"] = "%s, CUDA %s" % (result["torch"], result.get("cuda"))
+        return "%.0f images/s" % result["images_per_s"]
+
     while batch >= 1:
         command = [python, os.path.join(root, "tools", "peers", "vit_step.py"), "--device", device, "--model",
                    PRESETS.get(model, "vit_tiny_patch16_224"), "--batch-size", str(batch), "--precision", "bf16",
                    "--steps", "10" if device == "cuda" else "1", "--json"] + (["--compile"] if compiled else [])
         name = "torch %s %s, batch %d" % (model, kind, batch)
-        text = report.run(name, command, 90, quiet=batch > 8,
-                          summary=lambda text: "%.0f images/s" % last_json(text)["images_per_s"])
+        text = report.run(name, command, 90, quiet=batch > 8, summary=summary)
         if text is not None:
             theirs = last_json(text)["images_per_s"]
             report.add("ViT %s step, PyTorch %s, batch %d" % (model, kind, batch), theirs, "images/s")
