@@ -26,7 +26,7 @@ Context::Context(const ContextOptions& options) : options_(options) {
     case Device::cuda:
       cuda::require_device(options.device_index);
       compute_stream_ = cuda::make_stream(options.device_index, "compute");
-      device_memory = cuda::make_device_memory(options.device_index, *compute_stream_);
+      device_memory = cuda::make_device_memory(options.device_index, compute_stream_);
       host_memory = cuda::make_pinned_memory(options.device_index);
       break;
     case Device::meta:

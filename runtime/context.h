@@ -115,7 +115,7 @@ class SHERD_API Context {
 
  private:
   ContextOptions options_;
-  std::unique_ptr<Stream> compute_stream_;
+  std::shared_ptr<Stream> compute_stream_;  // shared with the memory that is reused in its order
   std::shared_ptr<Allocator> allocator_, host_allocator_;
   std::unique_ptr<Trace> trace_;
   WorkCounters work_;

@@ -67,6 +67,11 @@ ShardingGroups::ShardingGroups(Context& context, Communicator& ranks,
   }
 }
 
+// Those of a GPU before those of the host that they compare their calls in.
+ShardingGroups::~ShardingGroups() {
+  while (!owned_.empty()) owned_.pop_back();
+}
+
 // The same ranks for tensors. On a GPU a communicator of its own, which puts its calls on the
 // stream.
 Communicator* ShardingGroups::on_device(Communicator& host) {

@@ -26,6 +26,8 @@ struct ShardingGroups {
   // All ranks together: makes the groups of the options' mesh.
   ShardingGroups(Context& context, Communicator& world, const ShardingOptions& options);
 
+  ~ShardingGroups();
+
   Communicator& world;                  // for the calling thread, while the stream is idle or not
   int shard_rank = 0, shard_count = 1;  // place among the ranks that share one copy of the model
   int replica = 0;                      // which copy

@@ -344,6 +344,11 @@ Tensor ShardedUnit::own_gradient() const {
   return policy_.shard_gradients ? grad_shard_ : piece(full_grad_);
 }
 
+Tensor ShardedUnit::update_gradient() const {
+  if (host_gradient_.defined()) return host_gradient_;
+  return policy_.shard_optimizer ? own_gradient() : full_grad_;
+}
+
 void ShardedUnit::set_arrivals(const std::int64_t* sums) {
   std::copy_n(sums, arrivals_.size(), arrivals_.begin());
   agreed_ = true;
@@ -366,11 +371,11 @@ std::vector<ParameterSpan> ShardedUnit::spans() const {
   };
   if (policy_.shard_optimizer) {
     for (const ShardSegment& segment : segments_) {
-      add(segment.parameter, master_, own_gradient(), segment.offset_in_shard, segment.numel);
+      add(segment.parameter, updated(), update_gradient(), segment.offset_in_shard, segment.numel);
     }
   } else {
     for (std::size_t i = 0; i < plan_.parameters.size(); ++i) {
-      add(i, master_, full_grad_, layout_.offset(i), plan_.parameters[i]->numel());
+      add(i, updated(), update_gradient(), layout_.offset(i), plan_.parameters[i]->numel());
     }
   }
   return spans;
@@ -379,8 +384,8 @@ std::vector<ParameterSpan> ShardedUnit::spans() const {
 std::optional<FlatSpans> ShardedUnit::flat_spans() const {
   if (!trainable() || states_ == 0 || std::ranges::count(arrivals_, 0) > 0) return {};
   FlatSpans flat;
-  flat.value = master_;
-  flat.grad = policy_.shard_optimizer ? own_gradient() : full_grad_;
+  flat.value = updated();
+  flat.grad = update_gradient();
   for (std::size_t i = 0; i < states_; ++i) {
     const auto begin = static_cast<std::int64_t>(i) * master_.numel();
     flat.state.push_back(optimizer_state_.slice(0, begin, begin + master_.numel()));
@@ -400,7 +405,7 @@ std::optional<FlatSpans> ShardedUnit::flat_spans() const {
       std::ranges::all_of(flat.begins, [](const auto& b) { return b.first % 16 == 0; });
   if (!whole) return {};
   const Tensor place = rounding_place();
-  if (place.defined() && !shard_page_ && place.device() == master_.device()) flat.rounded = place;
+  if (place.defined() && !shard_page_ && place.device() == updated().device()) flat.rounded = place;
   return flat;
 }
 
@@ -435,10 +440,21 @@ bool ShardedUnit::start_fetch() {
 bool ShardedUnit::wait_fetch() {
   if (master_page_) master_page_->wait();
   if (state_page_) state_page_->wait();
+  if (!arrives_apart()) return master_page_ || state_page_;
+  const auto to_host = [&](const Tensor& x, MemoryCategory category) {
+    if (!x.defined() || x.storage().pool() == MemoryPool::host) return Tensor();
+    const Tensor host = Tensor::empty(context_, x.shape(), x.dtype(), category, MemoryPool::host);
+    copy(host, x);
+    return host;
+  };
+  host_gradient_ = to_host(update_gradient(), MemoryCategory::gradients);
+  host_master_ = to_host(master_, MemoryCategory::parameters);
   return master_page_ || state_page_;
 }
 
 bool ShardedUnit::finish_update(bool rounded) {
+  host_gradient_ = {};
+  if (host_master_.defined()) copy(master_, std::exchange(host_master_, {}));
   if (!rounded) round_master();
   rounded_ = true;
   bool any = false;

@@ -96,7 +96,7 @@ class SHERD_API ShardedUnit {
 
   // The update: what lies in files comes, is updated, goes. Each returns whether anything does.
   bool start_fetch();
-  bool wait_fetch();
+  bool wait_fetch();  // and copies to the host what a GPU has of it, where it is updated there
   // Master weights are rounded to where they are gathered from, unless the update did that.
   bool finish_update(bool rounded);
   void settle();  // what was fetched is in its file again, its memory given back
@@ -122,6 +122,8 @@ class SHERD_API ShardedUnit {
   std::vector<FilePage*> pages() const;
   void round_master();
   Tensor rounding_place() const;
+  const Tensor& updated() const { return host_master_.defined() ? host_master_ : master_; }
+  Tensor update_gradient() const;
   Tensor gradient_place(std::size_t parameter);
   bool arrives_apart() const;  // what is summed for grad_shard_, which is out of a GPU's reach
   void check_not_summed() const;
@@ -140,6 +142,8 @@ class SHERD_API ShardedUnit {
                    // kept and of the same type
   Tensor shard_;   // from where the unit is gathered; undefined where master_ is rounded for that
   std::size_t states_ = 0;
+  // On the host while they are updated there: what stays on a GPU otherwise.
+  Tensor host_master_, host_gradient_;
   Tensor optimizer_state_;  // one stretch of master_'s size after the other
   std::unique_ptr<FilePage> master_page_, shard_page_, state_page_;  // of those in files
   FilePage* gathering_ = nullptr;                                    // is being read for a gather

@@ -36,7 +36,8 @@ bool has_memory(cudaError_t error, const char* call) {
 
 class DeviceMemory final : public MemorySource {
  public:
-  DeviceMemory(int device, Stream& stream) : device_(device), stream_(stream) {}
+  DeviceMemory(int device, std::shared_ptr<Stream> stream)
+      : device_(device), stream_(std::move(stream)) {}
 
   std::byte* reserve(std::size_t bytes, std::size_t /*alignment: cudaMalloc's is 256*/) override {
     SHERD_CUDA_CHECK(cudaSetDevice(device_));
@@ -49,12 +50,12 @@ class DeviceMemory final : public MemorySource {
     cudaFree(data);  // waits for the device
   }
   void wait_for(const std::vector<Event>& events) override {
-    for (const Event& event : events) stream_.wait(event);
+    for (const Event& event : events) stream_->wait(event);
   }
 
  private:
   int device_;
-  Stream& stream_;
+  std::shared_ptr<Stream> stream_;
 };
 
 class PinnedMemory final : public MemorySource {
@@ -112,8 +113,8 @@ std::string device_name(int device) {
   return properties.name;
 }
 
-std::unique_ptr<MemorySource> make_device_memory(int device, Stream& stream) {
-  return std::make_unique<DeviceMemory>(device, stream);
+std::unique_ptr<MemorySource> make_device_memory(int device, std::shared_ptr<Stream> stream) {
+  return std::make_unique<DeviceMemory>(device, std::move(stream));
 }
 
 std::unique_ptr<MemorySource> make_pinned_memory(int device) {

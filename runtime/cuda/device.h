@@ -29,7 +29,7 @@ Event record_time(Stream& stream);
 double seconds_between(const Event& first, const Event& second);
 // The memory of the device, in the order of a stream: what is reused there waits for its events on
 // the device, not on the host.
-std::unique_ptr<MemorySource> make_device_memory(int device, Stream& stream);
+std::unique_ptr<MemorySource> make_device_memory(int device, std::shared_ptr<Stream> stream);
 // The host's, which devices read and write directly.
 std::unique_ptr<MemorySource> make_pinned_memory(int device);
 

@@ -43,7 +43,7 @@ std::unique_ptr<Stream> make_sibling(Stream&, std::string) {
 std::unique_ptr<Graph> Graph::capture(Stream&, const std::function<void()>&) {
   fail_unavailable();
 }
-std::unique_ptr<MemorySource> make_device_memory(int, Stream&) {
+std::unique_ptr<MemorySource> make_device_memory(int, std::shared_ptr<Stream>) {
   fail_unavailable();
 }
 std::unique_ptr<MemorySource> make_pinned_memory(int) {

@@ -87,25 +87,33 @@ TEST_CASE("device: the same bits under every policy and precision") {
 }
 
 TEST_CASE("device: offloading to pinned memory and to files leaves the bits as they are") {
+  if (!enough_devices(2)) return;
   const TempDirectory scratch;
+  const auto check = [&](RunOptions run) {
+    const RunResult expected = train_ranks(2, tied_vit(), run);
+    const bool shards = run.sharding.policy == ShardingPolicy::zero3;
+    for (const std::string& place : {std::string("cpu"), "nvme:" + scratch.path()}) {
+      CAPTURE(place);
+      run.sharding.offload_optimizer = OffloadTo::parse(place, "--offload-optimizer");
+      run.sharding.offload_parameters = {};
+      CHECK(train_ranks(2, tied_vit(), run) == expected);
+      if (!shards) continue;
+      run.sharding.offload_parameters = OffloadTo::parse(place, "--offload-parameters");
+      CHECK(train_ranks(2, tied_vit(), run) == expected);
+    }
+  };
   for (const bool mixed : {false, true}) {
     CAPTURE(mixed);
-    for (const std::int64_t passes : {1, 2}) {
-      if (!enough_devices(2)) return;
-      CAPTURE(passes);
-      RunOptions run = on_cuda(run_of(ShardingPolicy::zero3, 2));
+    for (const ShardingPolicy policy :
+         {ShardingPolicy::none, ShardingPolicy::zero2, ShardingPolicy::zero3}) {
+      CAPTURE(name_of(policy));
+      RunOptions run = on_cuda(run_of(policy, 2));
       if (mixed) run.precision = mixed_precisions().front();
-      run.passes = passes;
-      run.sync_each_pass = run.sharding.reduce_every_pass = passes > 1;
-      const RunResult expected = train_ranks(2, tied_vit(), run);
-      for (const std::string& place : {std::string("cpu"), "nvme:" + scratch.path()}) {
-        CAPTURE(place);
-        run.sharding.offload_optimizer = OffloadTo::parse(place, "--offload-optimizer");
-        run.sharding.offload_parameters = {};
-        CHECK(train_ranks(2, tied_vit(), run) == expected);
-        run.sharding.offload_parameters = OffloadTo::parse(place, "--offload-parameters");
-        CHECK(train_ranks(2, tied_vit(), run) == expected);
-      }
+      check(run);
+      if (policy != ShardingPolicy::zero3) continue;
+      run.passes = 2;
+      run.sync_each_pass = run.sharding.reduce_every_pass = true;
+      check(run);
     }
   }
 }
@@ -113,7 +121,8 @@ TEST_CASE("device: offloading to pinned memory and to files leaves the bits as t
 TEST_CASE("device: memory is what meta plans, in both pools") {
   for (const std::string place : {"none", "cpu"}) {
     CAPTURE(place);
-    for (const ShardingPolicy policy : {ShardingPolicy::zero2, ShardingPolicy::zero3}) {
+    for (const ShardingPolicy policy :
+         {ShardingPolicy::none, ShardingPolicy::zero2, ShardingPolicy::zero3}) {
       if (!enough_devices(2)) return;
       CAPTURE(name_of(policy));
       RunOptions run = on_cuda(run_of(policy, 2));
