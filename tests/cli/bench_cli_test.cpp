@@ -4,6 +4,7 @@
 
 #include <cmath>
 #include <filesystem>
+#include <fstream>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -64,6 +65,7 @@ TEST_CASE("cli: bench kernels times every kernel of a step, and counts its work"
                                  "cross entropy forward",
                                  "cross entropy backward",
                                  "AdamW",
+                                 "AdamW, rounded to bf16",
                                  "cast to bf16",
                                  "sum of squares, exact",
                                  "fc1 forward, bias, GELU"};
@@ -83,6 +85,7 @@ TEST_CASE("cli: bench kernels times every kernel of a step, and counts its work"
   CHECK(rows["attention forward"]["flops"] == 2 * 2 * pairs * 64);
   CHECK(rows["attention backward"]["flops"] == 5 * 2 * pairs * 64);
   CHECK(rows["AdamW"]["bytes"] == 7 * 4 * 12 * 192 * 192);
+  CHECK(rows["AdamW, rounded to bf16"]["bytes"] == 30 * 12 * 192 * 192);
   CHECK(rows["GELU backward"]["bytes"] == 3 * 4 * 197 * 768);
   CHECK(rows["cast to bf16"]["bytes"] == 6 * 12 * 192 * 192);
 }
@@ -100,6 +103,8 @@ TEST_CASE("cli: bench kernels of one kind, for people") {
   refuses("bench kernels --attention fast", {"--attention", "auto, own or cudnn", "'fast'"});
   refuses("bench kernels --attention cudnn", {"computes on device cuda", "this is cpu"});
   refuses("bench kernels --dtype f64", {"--dtype", "bf16, f16 or f32", "got f64"});
+  refuses("bench kernels --attention cudnn", {"cudnn"});
+  refuses("bench kernels --attention flash", {"--attention", "got 'flash'"});
   refuses(kKernels + "--only lstm", {"--only", "'lstm'"});
   refuses("bench kernels --buffer 12", {"--buffer", "4096"});
   refuses("bench kernels --batch-size -1", {"--batch-size", "negative"});
@@ -145,10 +150,49 @@ TEST_CASE("gpu_check: what cannot be done is one clear error") {
   refused("--rehears --fast", 2, "--fast");
   refused("--archs 90", 2, "--archs belongs to --build-only");
   refused("--minutes 0", 2, "--minutes must be above 0");
+  refused("--json /no/such/folder/file", 2, "cannot be written");
   refused("--pack --quick", 2, "--pack goes alone");
   refused("--rehearse --build " + folder.path("no"), 2, folder.path("no"));
   refused("--pack " + folder.path(), 1, "is no pack");
   CHECK(std::filesystem::exists(folder.path("file")));
+}
+
+TEST_CASE("gpu_check: a part that fails is named, and the others still run") {
+  const TempDirectory folder;
+  const auto program = [&](const std::string& name, const std::string& body) {
+    const std::filesystem::path path = folder.path(name);
+    std::filesystem::create_directories(path.parent_path());
+    std::ofstream(path) << "#!/bin/sh\n" << body << "\n";
+    std::filesystem::permissions(path, std::filesystem::perms::owner_all);
+  };
+  // One says nothing that is of use, one fails, one hangs.
+  program("tools/cli/sherd", "echo nonsense");
+  program("tests/test_device", "echo '[doctest] test cases: 3 | 2 passed | 1 failed'; exit 1");
+  program("tests/test_gradcheck", "echo going; sleep 1000");
+  const Output output = gpu_check("--rehearse --minutes 0.05 --build " + folder.path());
+  CAPTURE(output.text);
+  CHECK(output.status == 1);
+  CHECK(output.seconds < 60.0);
+  CHECK(output.err.empty());
+  CHECK(contains(output, "1 failed"));
+  CHECK(contains(output, "no time is left"));
+  std::map<std::string, std::string> states;
+  for (const json& part : json::parse(text_of(folder.path("check.json")))["parts"])
+    states[part["part"]] = part["state"];
+  CHECK(states["test_device"] == "failed");
+  CHECK(states["test_gradcheck"] == "failed");
+  CHECK(states["kernels"] == "skipped");
+
+  program("tests/test_gradcheck", "echo '[doctest] test cases: 5 | 5 passed | 0 failed'");
+  const std::string numbers = folder.path("numbers.json");
+  const Output second = gpu_check("--rehearse --build " + folder.path() + " --json " + numbers);
+  CHECK(second.status == 1);
+  CHECK(contains(second, "5 passed"));
+  for (const json& part : json::parse(text_of(numbers))["parts"])
+    states[part["part"]] = part["state"];
+  CHECK(states["test_gradcheck"] == "passed");
+  CHECK(states["quick start"] == "failed");
+  CHECK(states["kernels"] == "failed");
 }
 
 TEST_CASE("gpu_check: a pack answers what pkg-config is asked") {

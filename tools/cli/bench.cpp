@@ -399,8 +399,8 @@ Command add_bench(CLI::App& parent) {
       ->disable_flag_override();
   SettingFlags flags(
       step, {"model", "optimizer", "sharding", "data.dataset", "data.data_dir", "data.image_size",
-             "data.classes", "run.batch_size", "run.micro_batch", "run.device", "run.graph",
-             "precision", "memory", "run.threads", "run.seed", "run.trace"});
+             "data.classes", "run.batch_size", "run.micro_batch", "run.device", "run.attention",
+             "run.graph", "precision", "memory", "run.threads", "run.seed", "run.trace"});
   const Command comm = add_bench_comm(*app);
   const Command disk = add_bench_disk(*app);
   const Command kernels = add_bench_kernels(*app);

@@ -155,6 +155,7 @@ void print_json(const KernelBench& bench, const Context& context, const KernelOp
                                     {"device", device_text(context)},
                                     {"batch_size", options.batch_size},
                                     {"dtype", options.dtype},
+                                    {"attention", options.attention},
                                     {"matrix", options.matrix},
                                     {"buffer_bytes", bench.buffer()},
                                     {"product_flops_per_second", bench.limits().product},
@@ -184,16 +185,16 @@ void print_table(const KernelBench& bench, const Context& context, const KernelO
 
 int bench_kernels(KernelOptions options) {
   check_one_process("bench kernels");
-  ContextOptions settings;
-  settings.device = device_from_name(options.device);
-  settings.attention = parse_attention(options.attention);
-  settings.threads = options.threads;
-  SHERD_CHECK(settings.device != Device::meta,
-              "--device meta: computes nothing that could be timed; use cpu or cuda");
-  require_attention(settings.attention, settings.device);
   SHERD_CHECK(
       options.batch_size >= 0 && options.matrix >= 0 && options.repeat >= 0 && options.threads >= 0,
       "--batch-size, --matrix, --repeat and --threads must not be negative");
+  TrainSettings chosen;
+  chosen.device = options.device;
+  chosen.attention = options.attention;
+  chosen.threads = options.threads;
+  SHERD_CHECK(device_from_name(options.device) != Device::meta,
+              "--device meta: computes nothing that could be timed; use cpu or cuda");
+  const ContextOptions settings = context_options(chosen);
   for (const std::int64_t tokens : options.tokens) check_range("--tokens", tokens, 1, 1 << 20);
   for (const std::string& size : options.models) preset_of(size);
   const DType dtype = dtype_from_name(options.dtype);
@@ -216,14 +217,14 @@ int bench_kernels(KernelOptions options) {
 }  // namespace
 
 Command add_bench_kernels(CLI::App& parent) {
-  CLI::App* app =
-      parent.add_subcommand("kernels",
-                            "Times the operations of a ViT's training step one by one, beside the "
-                            "rate of a large square\n"
-                            "product and of a copy, which are their limits.\n\n"
-                            "  sherd bench kernels --device cuda\n"
-                            "  sherd bench kernels --device cuda --models huge --only attention\n"
-                            "  sherd bench kernels --models tiny --dtype f32\n");
+  CLI::App* app = parent.add_subcommand(
+      "kernels",
+      "Times the operations of a ViT's training step one by one, beside the "
+      "rate of a large square\n"
+      "product and of a copy, which are their limits.\n\n"
+      "  sherd bench kernels --device cuda\n"
+      "  sherd bench kernels --device cuda --models huge --only attention --attention cudnn\n"
+      "  sherd bench kernels --models tiny --dtype f32\n");
   auto options = std::make_shared<KernelOptions>();
   app->add_option("--device", options->device, "cpu or cuda [cpu]")->type_name("TEXT");
   app->add_option("--attention", options->attention,
@@ -237,6 +238,9 @@ Command add_bench_kernels(CLI::App& parent) {
       ->type_name("INT");
   app->add_option("--dtype", options->dtype,
                   "of what most kernels read and write: bf16, f16, f32 [bf16]")
+      ->type_name("TEXT");
+  app->add_option("--attention", options->attention,
+                  "on cuda: whose kernels compute attention: own, cudnn, or auto: own [auto]")
       ->type_name("TEXT");
   app->add_option("--tokens", options->tokens,
                   "more lengths of attention's sequences, for the first model [none]")

@@ -172,11 +172,17 @@ void visit_memory_bound(Context& context, const KernelSizes& sizes,
   const Tensor grad = random(context, {count}, DType::f32);
   const Tensor average = full(context, {count}, DType::f32, 0.0);
   const Tensor average_square = full(context, {count}, DType::f32, 1.0);
-  visit({"AdamW", shape, DType::f32,
-         bytes_of({master, master, grad, average, average, average_square, average_square}), [&] {
-           adamw_update(master, grad, average, average_square, {1e-3, 0.9, 0.999, 1e-8, 0.05, 1});
-         }});
+  const AdamWStep step{1e-3, 0.9, 0.999, 1e-8, 0.05, 1};
+  const std::int64_t updated =
+      bytes_of({master, master, grad, average, average, average_square, average_square});
+  visit({"AdamW", shape, DType::f32, updated,
+         [&] { adamw_update(master, grad, average, average_square, step); }});
   const DType narrow = sizes.dtype == DType::f32 ? DType::bf16 : sizes.dtype;
+  // And with the copy of the parameters that forward reads.
+  const Tensor rounded = Tensor::empty(context, {count}, narrow);
+  visit({fmt::format("AdamW, rounded to {}", name_of(narrow)), shape, DType::f32,
+         updated + bytes_of({rounded}),
+         [&] { adamw_update(master, grad, average, average_square, step, {}, {}, rounded); }});
   visit({fmt::format("cast to {}", name_of(narrow)), shape, DType::f32,
          count * static_cast<std::int64_t>(4 + size_of(narrow)), [&] { cast(master, narrow); }});
   ExactSum squares;

@@ -105,7 +105,7 @@ def environment(links):
     if nvcc:
         toolkit = os.path.dirname(os.path.dirname(os.path.realpath(nvcc)))
         env["CUDA_PATH"] = toolkit
-    includes, libraries = [], [os.path.join(toolkit, "lib64")]
+    includes, libraries = [os.path.join(toolkit, "include")], [os.path.join(toolkit, "lib64")]
     for name, header in (("cudnn", "cudnn.h"), ("nccl", "nccl.h")):
         places = [os.path.join(toolkit, "include"), "/usr/include", "/usr/local/include",
                   "/usr/include/x86_64-linux-gnu"]
@@ -128,8 +128,7 @@ def environment(links):
         old = env.get(variable)
         env[variable] = os.pathsep.join(folders + ([old] if old else []))
 
-    if includes:
-        put("CPATH", includes)
+    put("CPATH", includes)
     put("LIBRARY_PATH", libraries)
     put("LD_LIBRARY_PATH", libraries)
     return env

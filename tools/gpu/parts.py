@@ -13,7 +13,6 @@ PRESETS = {"base": "vit_base_patch16_224", "large": "vit_large_patch16_224", "hu
 TINY = ["--dataset", "synthetic", "--image-size", "1x8x8", "--classes", "3", "--patch", "4", "--dim", "16",
         "--depth", "1", "--heads", "2"]
 MOST_IMAGES = 256  # of a step: more makes no GPU faster
-TARGETS = ["tools/cli/sherd", "tests/test_device", "tests/test_gradcheck"]
 
 
 def meson_command(packed, env):
@@ -23,7 +22,7 @@ def meson_command(packed, env):
 
 
 def build(report, root, folder, packed, env, cuda, archs, budget):
-    """Configures and builds what is run. True where all of it was built."""
+    """Configures and builds what is run. Says whether sherd was built, and whether the tests were."""
     options = ["-Dcuda=" + cuda, "-Donednn=disabled", "-Dmpi=disabled", "-Dwerror=false"]
     if archs:
         options.append("-Dgpu_archs=" + archs)
@@ -31,11 +30,16 @@ def build(report, root, folder, packed, env, cuda, archs, budget):
         env["PKG_CONFIG"] = os.path.join(packed, "pkg-config")
         options.append("-Dcpp_args=-isystem%s/include" % packed)
     again = ["--reconfigure"] if os.path.exists(os.path.join(folder, "build.ninja")) else []
+    start = report.elapsed()
     if report.run("configure", meson_command(packed, env) + ["setup", *again, *options, folder, root], 120,
                   env) is None:
-        return False
-    return report.run("build", ["ninja", "-C", folder, *TARGETS], budget, env,
-                      summary=lambda text: "%d processors" % len(os.sched_getaffinity(0))) is not None
+        return False, False
+
+    def ninja(name, targets):
+        return report.run(name, ["ninja", "-C", folder, *targets], budget - (report.elapsed() - start), env,
+                          summary=lambda text: "%d processors" % len(os.sched_getaffinity(0))) is not None
+
+    return ninja("build", ["tools/cli/sherd"]), ninja("build the tests", ["tests/test_device", "tests/test_gradcheck"])
 
 
 def cases(text):
@@ -49,7 +53,8 @@ def tests(report, folder, env, rehearse):
     for name, budget in (("device", 90), ("gradcheck", 60)):
         command = [os.path.join(folder, "tests", "test_" + name)]
         if rehearse:  # tools/check runs all of them
-            command.append("--test-case=device: *" if name == "device" else "--test-case=a wrong gradient*")
+            some = {"device": "device: tensors live*,device: events*", "gradcheck": "a wrong gradient*"}
+            command.append("--test-case=" + some[name])
         report.run("test_" + name, command, budget, env, summary=cases)
 
 
@@ -80,12 +85,16 @@ def quick_start(report, folder, env, packed, rehearse, quick):
 
 
 def kernels(report, folder, env, rehearse, quick):
+    """Every kernel, and cuDNN's attention as a peer of this tree's."""
     command = [sherd(folder), "bench", "kernels", "--device", "cuda", "--json"]
     if rehearse:
-        command += ["--models", "tiny", "--batch-size", "1", "--matrix", "64", "--buffer", "64KiB", "--repeat", "1",
-                    "--only", "forward"]
+        command += ["--models", "tiny", "--batch-size", "1", "--matrix", "64", "--buffer", "64KiB", "--repeat", "1"]
     else:
         command += ["--models", "base" if quick else "base,large,huge", "--tokens", "1024,4096"]
+    own = {}
+
+    def named(row):
+        return "ViT %s: %s, %s, %s" % (row["model"], row["kernel"], row["shape"], row["dtype"])
 
     def summary(text):
         result = last_json(text)
@@ -93,14 +102,32 @@ def kernels(report, folder, env, rehearse, quick):
         report.add("%s product %d^3" % (result["dtype"], result["matrix"]), product / 1e12, "TFLOP/s")
         report.add("copy of %.3g MiB" % (result["buffer_bytes"] / 2 ** 20), copied / 1e9, "GB/s")
         for row in result["kernels"]:
-            what = "ViT %s: %s, %s, %s" % (row["model"], row["kernel"], row["shape"], row["dtype"])
             if row["limit"] == "product":
-                report.add(what, row["flops_per_second"] / 1e12, "TFLOP/s", "large product", product / 1e12)
+                own[named(row)] = row["flops_per_second"]
+                report.add(named(row), row["flops_per_second"] / 1e12, "TFLOP/s", "large product", product / 1e12)
             else:
-                report.add(what, row["bytes_per_second"] / 1e9, "GB/s", "copy", copied / 1e9)
+                report.add(named(row), row["bytes_per_second"] / 1e9, "GB/s", "copy", copied / 1e9)
         return "%d kernels" % len(result["kernels"])
 
+    def peer_summary(text):
+        rows = last_json(text)["kernels"]
+        for row in rows:
+            if named(row) in own:
+                report.add(named(row), own[named(row)] / 1e12, "TFLOP/s", "cuDNN", row["flops_per_second"] / 1e12)
+        return "%d kernels" % len(rows)
+
     report.run("kernels", command, 90, env, summary=summary)
+    if rehearse:
+        report.skip("attention by cuDNN", "it needs a GPU")
+        return
+    # Whether this build and this GPU have it; that they have not is no failure.
+    probe = [sherd(folder), "bench", "kernels", "--device", "cuda", "--attention", "cudnn", "--models", "tiny",
+             "--only", "attention", "--matrix", "64"]
+    if report.run("cuDNN", probe, 60, env, quiet=True) is None:
+        report.skip("attention by cuDNN", "not here, see the line above")
+        return
+    report.run("attention by cuDNN", command + ["--attention", "cudnn", "--only", "attention"], 60, env,
+               summary=peer_summary)
 
 
 def step_command(folder, device, model, batch, rehearse):
@@ -180,13 +207,18 @@ def torch_state(python, device):
 def torch_step(report, root, python, model, batch, ours, compiled, device):
     """PyTorch's step on the same batch, or on half of it and so on where its memory does not hold that."""
     kind = "compiled" if compiled else "eager"
+
+    def summary(text):
+        result = last_json(text)
+        report.machine["torch"] = "%s, CUDA %s" % (result["torch"], result.get("cuda"))
+        return "%.0f images/s" % result["images_per_s"]
+
     while batch >= 1:
         command = [python, os.path.join(root, "tools", "peers", "vit_step.py"), "--device", device, "--model",
                    PRESETS.get(model, "vit_tiny_patch16_224"), "--batch-size", str(batch), "--precision", "bf16",
                    "--steps", "10" if device == "cuda" else "1", "--json"] + (["--compile"] if compiled else [])
         name = "torch %s %s, batch %d" % (model, kind, batch)
-        text = report.run(name, command, 90, quiet=batch > 8,
-                          summary=lambda text: "%.0f images/s" % last_json(text)["images_per_s"])
+        text = report.run(name, command, 90, quiet=batch > 8, summary=summary)
         if text is not None:
             theirs = last_json(text)["images_per_s"]
             report.add("ViT %s step, PyTorch %s, batch %d" % (model, kind, batch), theirs, "images/s")
