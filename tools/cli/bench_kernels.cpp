@@ -239,9 +239,6 @@ Command add_bench_kernels(CLI::App& parent) {
   app->add_option("--dtype", options->dtype,
                   "of what most kernels read and write: bf16, f16, f32 [bf16]")
       ->type_name("TEXT");
-  app->add_option("--attention", options->attention,
-                  "on cuda: whose kernels compute attention: own, cudnn, or auto: own [auto]")
-      ->type_name("TEXT");
   app->add_option("--tokens", options->tokens,
                   "more lengths of attention's sequences, for the first model [none]")
       ->type_name("INT,...")
