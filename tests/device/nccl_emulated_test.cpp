@@ -21,12 +21,6 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// Several, before anything uses the first.
-const bool kDevices = [] {
-  emulator::set_devices(4, std::size_t{1} << 30);
-  return true;
-}();
-
 // Streams that are made meanwhile have threads.
 class ThreadStreams {
  public:
