@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
+#include <sherd/runtime/cuda/device.h>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -244,7 +245,10 @@ TEST_CASE("cli: settings that cannot be honoured say what to change") {
               {"sherd: --loss-scale: expected auto, or a power of two up to 16777216, got 3"});
     }
   }
-  refuses("train " + kTiny + "--device cuda", {"'cuda'", "cpu and meta"});
+  refuses("train " + kTiny + "--device tpu", {"'tpu'", "cpu, cuda or meta"});
+  if (cuda::device_count() == 0) refuses("train " + kTiny + "--device cuda", {"se --device cpu"});
+  refuses("train " + kTiny + "--graph yes", {"--graph: has no effect", "--device cuda"});
+  refuses("train " + kTiny + "--exact-sums yes", {"--exact-sums: has no effect", "--device cuda"});
   refuses("train " + kTiny + "--device meta", {"meta", "cannot train"});
   refuses("train " + kTiny + "--batch-size 0", {"--batch-size"});
   refuses("train " + kTiny + "--micro-batch 17", {"--micro-batch", "16"});
