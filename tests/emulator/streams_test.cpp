@@ -113,6 +113,7 @@ TEST_CASE("emulator: events tell whether and when") {
   CHECK(cudaEventElapsedTime(&milliseconds, start, end) == cudaErrorInvalidResourceHandle);
   Gate gate;
   expect(cudaEventRecord(start, stream));
+  expect(cudaEventSynchronize(start));  // the stream's thread may be late
   expect(cudaLaunchHostFunc(stream, Gate::wait, &gate));
   expect(cudaEventRecord(end, stream));
   CHECK(cudaEventQuery(end) == cudaErrorNotReady);
