@@ -4,8 +4,7 @@
 // Note [The switch is inline]
 // A function that was entered before a switch and returns after it is mispredicted: the processor's
 // stack of return addresses belongs to another fiber. So a kernel switches in its own code, and
-// what comes before and after are calls that return in order. That halves the time of a warp
-// operation.
+// what comes before and after are calls that return in order.
 #pragma once
 
 #include <cstddef>
