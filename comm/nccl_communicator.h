@@ -27,11 +27,11 @@ struct NcclOptions {
 // Whether this build has it.
 bool nccl_built();
 
-// The ranks of `host` with this device each, all together. Calls may not be made while the stream
-// is captured. Buffers must stay until the stream has passed; a barrier is one of the host alone.
-// Of several groups only one at a time may have calls on the device (NCCL's rule), so give them one
-// stream. `host`, the stream and the allocator must outlive it. The staging memory is allocated at
-// once, of MemoryCategory::communication.
+// The ranks of `host` with this device each, all together. Calls that are captured into a graph are
+// compared when they are captured, not when they are replayed. Buffers must stay until the stream
+// has passed; a barrier is one of the host alone. Of several groups only one at a time may have
+// calls on the device (NCCL's rule), so give them one stream. `host`, the stream and the allocator
+// must outlive it. The staging memory is allocated at once, of MemoryCategory::communication.
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, int device, Stream& stream,
                                                      const NcclOptions& options);
 

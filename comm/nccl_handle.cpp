@@ -59,6 +59,11 @@ std::unique_ptr<NcclHandle> NcclHandle::split(Communicator& group, int color) {
 }
 
 NcclHandle::~NcclHandle() {
+  finish();
+  if (aborting_.joinable()) aborting_.join();
+}
+
+void NcclHandle::finish() {
   const std::lock_guard lock(mutex_);
   if (comm_ == nullptr) return;
   ncclResult_t result = host_.end_reason().empty() ? ncclCommFinalize(comm_) : ncclRemoteError;
@@ -124,7 +129,8 @@ ncclResult_t NcclHandle::state() {
 }
 
 void NcclHandle::settle(const char* name) {
-  while (true) {
+  constexpr int kQuickLooks = 200;
+  for (int looks = 0;; ++looks) {
     const std::string ended = host_.end_reason();
     if (!ended.empty()) {
       abort_nccl();
@@ -133,13 +139,20 @@ void NcclHandle::settle(const char* name) {
     const ncclResult_t result = state();
     if (result == ncclSuccess) return;
     if (result != ncclInProgress) fail_call(result, name);
-    std::this_thread::sleep_for(kPause);
+    if (looks < kQuickLooks) {
+      std::this_thread::yield();
+    } else {
+      std::this_thread::sleep_for(kPause);
+    }
   }
 }
 
 void NcclHandle::abort_nccl() {
   const std::lock_guard lock(mutex_);
-  if (comm_ != nullptr) ncclCommAbort(std::exchange(comm_, nullptr));
+  if (comm_ == nullptr) return;
+  // Not to be waited for here: it ends when all graphs that NCCL is captured in are gone, and all
+  // other communicators of the device have been told to end.
+  aborting_ = std::thread([comm = std::exchange(comm_, nullptr)] { ncclCommAbort(comm); });
 }
 
 // The other ranks would wait for this one for ever.

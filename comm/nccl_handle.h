@@ -9,6 +9,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <thread>
 #include <vector>
 
 namespace sherd {
@@ -45,12 +46,14 @@ class NcclHandle {
   explicit NcclHandle(Communicator& host) : host_(host) {}
   ncclResult_t state();
   void settle(const char* name);
+  void finish();
   void abort_nccl();
   [[noreturn]] void fail_call(ncclResult_t result, const std::string& where);
 
   Communicator& host_;
   std::recursive_mutex mutex_;
   ncclComm_t comm_ = nullptr;  // null: aborted
+  std::thread aborting_;
 };
 
 }  // namespace sherd

@@ -64,8 +64,13 @@ Allocator::Allocator(std::unique_ptr<MemorySource> source, std::size_t limit, Me
               alignment, granule);
 }
 
+// After a failure on a GPU even asking whether its work is done fails, and was reported already.
 Allocator::~Allocator() {
-  trim();
+  try {
+    free_private();
+    trim();
+  } catch (const Error&) {
+  }
 }
 
 std::size_t Allocator::rounded(std::size_t bytes, std::size_t granule) {
@@ -197,6 +202,10 @@ Allocator::Piece* Allocator::reserve(std::size_t bytes, bool small) {
   std::byte* data = source_->reserve(size, alignment);
   if (data == nullptr) {
     trim();
+    data = source_->reserve(size, alignment);
+  }
+  if (data == nullptr) {  // perhaps no more than is asked for
+    size = round_up(bytes, small ? kPage : kHugePage);
     data = source_->reserve(size, alignment);
   }
   if (data == nullptr) return nullptr;

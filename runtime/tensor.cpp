@@ -170,8 +170,10 @@ void Tensor::copy_from_host(const void* values, std::size_t bytes) const {
   if (context().is_meta() || bytes == 0) return;
   if (device() == Device::cuda) {
     cuda::copy(context().compute_stream(), raw_data(), values, bytes);
-    // Pinned memory is read later, when the caller may have other values there.
-    if (cuda::is_pinned(values)) context().compute_stream().synchronize();
+    // Some memory is read later, when the caller may have other values there.
+    if (cuda::reads_later(context().device_index(), values)) {
+      context().compute_stream().synchronize();
+    }
   } else {
     std::memcpy(raw_data(), values, bytes);
   }
@@ -184,6 +186,8 @@ void Tensor::copy_to_host(void* values, std::size_t bytes) const {
               expected, bytes);
   if (bytes == 0) return;
   if (device() == Device::cuda) {
+    // The copy itself would wait in the driver, where nobody sees that other ranks have failed.
+    context().compute_stream().synchronize();
     cuda::copy(context().compute_stream(), values, raw_data(), bytes);
     context().compute_stream().synchronize();
   } else {

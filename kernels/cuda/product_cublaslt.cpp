@@ -2,6 +2,7 @@
 // Products by cuBLASLt. Its matrices are column-major: a row-major matrix is its own transpose
 // there, so out = op(a) op(b) is asked for as outᵀ = op(b)ᵀ op(a)ᵀ, and nothing is copied.
 #include <cublasLt.h>
+#include <sherd/kernels/cuda/elementwise.h>
 #include <sherd/kernels/cuda/gelu.h>
 #include <sherd/kernels/cuda/product.h>
 #include <sherd/runtime/cuda/check.h>
@@ -43,9 +44,15 @@ cudaDataType_t type_of(DType dtype) {
   }
 }
 
-// What is applied inside the product. The exact GELU has no epilogue and comes after it.
+// What comes after the product: the exact GELU has no epilogue, and fp64 has none but the bias.
+Activation activation_after(const Product& p) {
+  const bool apart = p.activation == Activation::gelu_erf || p.dtype == DType::f64;
+  return apart ? p.activation : Activation::none;
+}
+
+// What is applied inside it.
 cublasLtEpilogue_t epilogue_of(const Product& p) {
-  switch (p.activation) {
+  switch (activation_after(p) == Activation::none ? p.activation : Activation::none) {
     case Activation::relu: return p.bias ? CUBLASLT_EPILOGUE_RELU_BIAS : CUBLASLT_EPILOGUE_RELU;
     case Activation::gelu_tanh:
       return p.bias ? CUBLASLT_EPILOGUE_GELU_BIAS : CUBLASLT_EPILOGUE_GELU;
@@ -160,9 +167,13 @@ void run_product(Context& context, const Product& p, const void* a, const void* 
       p, cublasLtMatmul(products.handle.handle, plan.operation.handle, one, b, plan.left.handle, a,
                         plan.right.handle, zero, out, plan.out.handle, out, plan.out.handle,
                         &plan.algorithm, workspace, product_workspace_bytes(p), stream));
-  if (p.activation != Activation::gelu_erf) return;
+  const Activation after = activation_after(p);
+  if (after == Activation::none) return;
   const auto apply = [&]<typename T>(T* values) {
-    gelu_forward<T>(context.compute_stream(), p.m * p.n, GeluForm::exact, values, values);
+    Stream& on = context.compute_stream();
+    if (after == Activation::relu) return relu_forward<T>(on, p.m * p.n, values, values);
+    const GeluForm form = after == Activation::gelu_erf ? GeluForm::exact : GeluForm::tanh;
+    gelu_forward<T>(on, p.m * p.n, form, values, values);
   };
   switch (p.out_dtype) {
     case DType::f64: return apply(static_cast<double*>(out));

@@ -126,7 +126,10 @@ void copy(Stream& stream, void* to, const void* from, std::size_t bytes) {
   SHERD_CUDA_CHECK(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream_of(stream)));
 }
 
-bool is_pinned(const void* address) {
+bool reads_later(int device, const void* address) {
+  int reaches = 0;
+  SHERD_CUDA_CHECK(cudaDeviceGetAttribute(&reaches, cudaDevAttrPageableMemoryAccess, device));
+  if (reaches != 0) return true;
   cudaPointerAttributes attributes;
   SHERD_CUDA_CHECK(cudaPointerGetAttributes(&attributes, address));
   return attributes.type == cudaMemoryTypeHost;

@@ -21,7 +21,8 @@ SHERD_API std::string device_name(int device);
 SHERD_API void require_device(int device);
 
 std::unique_ptr<Stream> make_stream(int device, std::string name);
-// Another of the same device and context: work of both can be captured together.
+// Another of the same device and context, to be served first: what ranks send should not queue
+// behind large kernels. Work of both can be captured together.
 std::unique_ptr<Stream> make_sibling(Stream& stream, std::string name);
 // An event that keeps the device's time, and the seconds between two such events. Waits for the
 // second. Streams' own events keep none: CUDA's are cheaper without.
@@ -33,11 +34,11 @@ std::unique_ptr<MemorySource> make_device_memory(int device, std::shared_ptr<Str
 // The host's, which devices read and write directly.
 std::unique_ptr<MemorySource> make_pinned_memory(int device);
 
-// In the order of a stream. Each address may be the device's or the host's; where the host's is not
-// pinned, its bytes have been read when copy() returns.
+// In the order of a stream. Each address may be the device's or the host's; see reads_later().
 void copy(Stream& stream, void* to, const void* from, std::size_t bytes);
-// Whether this address of the host is in pinned memory.
-bool is_pinned(const void* address);
+// Whether copy() reads this address of the host after it has returned: pinned memory, and any where
+// the device reaches the host's page tables.
+bool reads_later(int device, const void* address);
 void fill_zero(Stream& stream, void* to, std::size_t bytes);
 
 }  // namespace sherd::cuda

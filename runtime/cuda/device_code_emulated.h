@@ -18,7 +18,7 @@ void check_launch(cudaError_t error);
 template <typename... P, typename... A>
 void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, cudaStream_t stream,
             A&&... arguments) {
-  constexpr std::size_t kWithoutAsking = 48 * 1024;
+  constexpr std::size_t kWithoutAsking = 32 * 1024;  // of 48 KiB, which static arrays share
   if (shared > kWithoutAsking) {
     check_launch(cudaFuncSetAttribute(reinterpret_cast<const void*>(kernel),
                                       cudaFuncAttributeMaxDynamicSharedMemorySize,

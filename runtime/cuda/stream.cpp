@@ -49,10 +49,11 @@ class CudaEvent final : public Event::State {
     if (!watches_.empty()) wait_and_look(watches_, [this] { return done(); });
     SHERD_CUDA_CHECK(cudaEventSynchronize(event_));
   }
+  // Throws nothing: what has failed is over, and was or will be reported elsewhere.
   bool wait_for(std::chrono::milliseconds time) override {
-    check_waitable();
+    if (of_capture()) return true;
     const auto end = std::chrono::steady_clock::now() + time;
-    while (!done()) {
+    while (cudaEventQuery(event_) == cudaErrorNotReady) {
       if (std::chrono::steady_clock::now() >= end) return false;
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
@@ -72,10 +73,13 @@ class CudaEvent final : public Event::State {
 
 class CudaStream final : public Stream::Backend {
  public:
-  CudaStream(int device, std::shared_ptr<CaptureState> capture)
+  CudaStream(int device, std::shared_ptr<CaptureState> capture, bool first)
       : device_(device), capture_(std::move(capture)) {
     SHERD_CUDA_CHECK(cudaSetDevice(device_));
-    SHERD_CUDA_CHECK(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking));
+    int least = 0, greatest = 0;
+    SHERD_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
+    SHERD_CUDA_CHECK(
+        cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, first ? greatest : least));
   }
   ~CudaStream() override {
     cudaStreamSynchronize(stream_);
@@ -173,13 +177,14 @@ class CudaGraph final : public Graph {
 
 std::unique_ptr<Stream> make_stream(int device, std::string name) {
   return std::make_unique<Stream>(
-      std::make_unique<CudaStream>(device, std::make_shared<CaptureState>()), std::move(name));
+      std::make_unique<CudaStream>(device, std::make_shared<CaptureState>(), false),
+      std::move(name));
 }
 
 std::unique_ptr<Stream> make_sibling(Stream& stream, std::string name) {
   const CudaStream& other = backend_of(stream);
-  return std::make_unique<Stream>(std::make_unique<CudaStream>(other.device(), other.capture()),
-                                  std::move(name));
+  return std::make_unique<Stream>(
+      std::make_unique<CudaStream>(other.device(), other.capture(), true), std::move(name));
 }
 
 Event record_time(Stream& stream) {

@@ -52,7 +52,7 @@ std::unique_ptr<MemorySource> make_pinned_memory(int) {
 void copy(Stream&, void*, const void*, std::size_t) {
   fail_unavailable();
 }
-bool is_pinned(const void*) {
+bool reads_later(int, const void*) {
   fail_unavailable();
 }
 void fill_zero(Stream&, void*, std::size_t) {

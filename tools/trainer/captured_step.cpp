@@ -28,13 +28,20 @@ CapturedStep::CapturedStep(Context& context, ShardingEngine& engine, Optimizer& 
   engine_.groups().join();
   context_.compute_stream().synchronize();
   context_.allocator().begin_private();
+  context_.host_allocator().begin_private();
 }
 
 CapturedStep::~CapturedStep() {
-  if (!update_) context_.allocator().end_private();
+  if (!update_) end_private();
   passes_.clear();
   update_.reset();
   context_.allocator().free_private();
+  context_.host_allocator().free_private();
+}
+
+void CapturedStep::end_private() {
+  context_.allocator().end_private();
+  context_.host_allocator().end_private();
 }
 
 std::unique_ptr<cuda::Graph> CapturedStep::capture(const std::function<void()>& body) {
@@ -66,7 +73,7 @@ void CapturedStep::capture_update(double lr, double grad_scale) {
     throw;
   }
   optimizer_.read_scalars_from({});
-  context_.allocator().end_private();
+  end_private();
   write_scalars(lr, grad_scale);
   update_->launch(context_.compute_stream());
 }

@@ -45,6 +45,7 @@ class CapturedStep {
 
  private:
   std::unique_ptr<cuda::Graph> capture(const std::function<void()>& body);
+  void end_private();
   void write_scalars(double lr, double grad_scale);
 
   Context& context_;

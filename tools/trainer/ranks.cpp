@@ -3,6 +3,7 @@
 
 #include <sherd/comm/mpi.h>
 #include <sherd/comm/rank_threads.h>
+#include <sherd/runtime/cuda/device.h>
 #include <sherd/tools/trainer/setup.h>
 
 #include <algorithm>
@@ -161,7 +162,11 @@ ContextOptions rank_context_options(const TrainSettings& settings, Communicator&
   ContextOptions options = context_options(settings);
   options.rank = world.rank();
   if (options.threads == 0) options.threads = std::max(1, default_threads() / world.size());
-  if (options.device == Device::cuda && !world.on_paper()) options.device_index = local_rank(world);
+  if (options.device == Device::cuda && !world.on_paper()) {
+    const int local = local_rank(world);
+    // Some launchers show each process its own GPU alone.
+    options.device_index = under_launcher() && cuda::device_count() == 1 ? 0 : local;
+  }
   return options;
 }
 
