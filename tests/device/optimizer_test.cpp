@@ -173,3 +173,56 @@ TEST_CASE("cuda optimizers: tensors are updated where they lie") {
   CHECK_THROWS_WITH_AS(adamw_update(here, here, here, here, {}, of_host),
                        doctest::Contains("where the parameter lies (cuda)"), Error);
 }
+
+TEST_CASE("cuda optimizers: a flat shard of many parts at once, rounded on the way") {
+  std::vector<Device> devices{Device::cpu, Device::cuda};
+  for (const Device device : devices) {
+    CAPTURE(name_of(device));
+    Context context({.device = device, .threads = 2});
+    constexpr std::int64_t kParts = 150, kStride = 48;  // more than a launch takes
+    const Shape flat{kParts * kStride};
+    const auto make = [&](const char* name, bool positive) {
+      std::vector<float> values =
+          random_values<float>(static_cast<std::size_t>(flat.numel()), name);
+      if (positive) std::ranges::for_each(values, [](float& v) { v = v * v; });
+      return Tensor::from_host<float>(context, flat, values);
+    };
+    struct Arrays {
+      Tensor value, grad, m, v;
+    };
+    const auto arrays = [&] {
+      return Arrays{make("value", false), make("grad", false), make("m", false), make("v", true)};
+    };
+    const AdamWStep step{.lr = 0.01,
+                         .beta1 = 0.9,
+                         .beta2 = 0.99,
+                         .eps = 1e-8,
+                         .weight_decay = 0.3,
+                         .step = 4,
+                         .grad_scale = 0.7};
+    const Arrays one = arrays(), many = arrays();
+    std::vector<AdamWPart> parts;
+    for (std::int64_t i = 0; i < kParts; ++i) {
+      const bool decays = i % 3 != 1;
+      parts.push_back({i * kStride, decays});
+      const auto part = [&](const Tensor& x) { return x.slice(0, i * kStride, (i + 1) * kStride); };
+      AdamWStep of_part = step;
+      if (!decays) of_part.weight_decay = 0.0;
+      adamw_update(part(one.value), part(one.grad), part(one.m), part(one.v), of_part);
+    }
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      const Arrays flat_arrays = dtype == DType::bf16 ? many : arrays();
+      const Tensor rounded = Tensor::zeros(context, flat, dtype);
+      adamw_update(flat_arrays.value, flat_arrays.grad, flat_arrays.m, flat_arrays.v, step, {},
+                   parts, rounded);
+      CHECK(flat_arrays.value.to_vector<float>() == one.value.to_vector<float>());
+      CHECK(flat_arrays.m.to_vector<float>() == one.m.to_vector<float>());
+      CHECK(flat_arrays.v.to_vector<float>() == one.v.to_vector<float>());
+      CHECK(cast(rounded, DType::f32).to_vector<float>() ==
+            cast(cast(one.value, dtype), DType::f32).to_vector<float>());
+    }
+    const std::vector<AdamWPart> uneven{{0, true}, {8, false}};
+    CHECK_THROWS_WITH_AS(adamw_update(one.value, one.grad, one.m, one.v, step, {}, uneven),
+                         doctest::Contains("multiples of 16, got 8"), Error);
+  }
+}

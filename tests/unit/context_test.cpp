@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <cstring>
+#include <optional>
 #include <thread>
 
 #ifdef _OPENMP
@@ -419,4 +420,37 @@ TEST_CASE("low-precision types round to nearest-even") {
     if (std::isnan(value)) continue;
     if (f16::from_float(value) != bits) FAIL("f16 pattern ", bits, " does not survive");
   }
+}
+
+TEST_CASE("allocator: private memory serves nobody else until it is given up") {
+  Context context;
+  Allocator& allocator = context.allocator();
+  constexpr std::int64_t kBytes = 3 << 20;
+  const auto make = [&] { return Tensor::empty(context, {kBytes}, DType::u8); };
+  const void* held = nullptr;
+  const void* live = nullptr;
+  std::optional<Tensor> kept;
+  allocator.begin_private();
+  {
+    const Tensor x = make();
+    held = x.raw_data();
+    kept = make();
+    live = kept->raw_data();
+  }
+  allocator.end_private();
+  {
+    const Tensor outside = make(), more = make();
+    CHECK(outside.raw_data() != held);
+    CHECK(more.raw_data() != held);
+  }
+  allocator.trim();  // nor does it go back to the system
+  allocator.begin_private();
+  CHECK(make().raw_data() == held);
+  allocator.end_private();
+  allocator.free_private();
+  const Tensor first = make();
+  CHECK(first.raw_data() == held);
+  kept.reset();
+  const Tensor second = make();
+  CHECK(second.raw_data() == live);
 }
