@@ -101,6 +101,7 @@ __device__ __forceinline__ void store_slice(const float (&sums)[D / 8][4], float
   const auto pair = [&](int row, int column) {
     return reinterpret_cast<std::uint32_t*>(staging + row * kPitch<D> + column);
   };
+  __syncwarp();  // other lanes may have been the last to read there
 #pragma unroll
   for (int i = 0; i < D / 8; ++i) {
     const int column = i * 8 + lane.column;
