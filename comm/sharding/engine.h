@@ -199,6 +199,7 @@ class SHERD_API ShardingEngine {
   ShardingGroups groups_;
   OffloadFiles files_;                       // of weights
   std::optional<OffloadFiles> state_files_;  // of optimizer state
+  const Optimizer* prepared_ = nullptr;      // whose state that of the units is
   std::vector<std::unique_ptr<ShardedUnit>> units_;
   std::vector<std::unique_ptr<Stage>> stages_;
   bool sync_ = true;

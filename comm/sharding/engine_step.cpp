@@ -89,6 +89,7 @@ void ShardingEngine::gather_updates(const std::function<bool(const ShardedUnit&)
 
 void ShardingEngine::prepare(Optimizer& optimizer) {
   const std::size_t states = optimizer.state_names().size();
+  prepared_ = &optimizer;
   state_files_.emplace(context_, options_);
   std::vector<std::pair<ShardedUnit*, std::size_t>> span_of;  // unit, place among its spans
   for (const auto& unit : units_) {
@@ -143,7 +144,8 @@ void ShardingEngine::update_units(Optimizer& optimizer, double lr, double grad_s
     }
     {
       const TraceScope trace = traced("update ", unit);
-      const std::optional<FlatSpans> flat = unit.flat_spans();
+      const std::optional<FlatSpans> flat =
+          prepared_ == &optimizer ? unit.flat_spans() : std::nullopt;
       const bool at_once = flat && optimizer.update_flat(*flat, lr, grad_scale);
       std::size_t index = work[i].first_span;
       for (const ParameterSpan& span : at_once ? std::vector<ParameterSpan>() : unit.spans())
