@@ -1,19 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <sherd/autograd/add_node.h>
 #include <sherd/autograd/operations.h>
-#include <sherd/autograd/tape.h>
 #include <sherd/kernels/elementwise.h>
 #include <sherd/kernels/reduce.h>
 
 namespace sherd {
 namespace {
-
-struct AddNode final : Node {
-  const char* name() const override { return "add"; }
-  void backward(Gradients& g) override {
-    g.set(0, g.output());
-    g.set(1, g.output());
-  }
-};
 
 struct ScaleNode final : Node {
   explicit ScaleNode(double f) : factor(f) {}

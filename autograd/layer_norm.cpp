@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/kernels/layer_norm.h>
 
+#include <sherd/autograd/add_node.h>
 #include <sherd/autograd/operations.h>
-#include <sherd/autograd/tape.h>
 
 namespace sherd {
 namespace {
@@ -31,6 +31,15 @@ Variable layer_norm(const Variable& input, const Variable& weight, const Variabl
   return record({input, weight, bias}, y.output, [&] {
     return std::make_unique<LayerNormNode>(input.tensor(), y, weight.tensor());
   });
+}
+
+SumAndNorm add_layer_norm(const Variable& a, const Variable& b, const Variable& weight,
+                          const Variable& bias, double eps) {
+  const LayerNormOutput y =
+      layer_norm_forward(a.tensor(), weight.tensor(), bias.tensor(), eps, b.tensor());
+  const Variable sum = record({a, b}, y.sum, [] { return std::make_unique<AddNode>(); });
+  return {sum, record({sum, weight, bias}, y.output,
+                      [&] { return std::make_unique<LayerNormNode>(y.sum, y, weight.tensor()); })};
 }
 
 }  // namespace sherd

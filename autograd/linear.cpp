@@ -49,6 +49,22 @@ struct ActivationNode final : Node {
   }
 };
 
+// Of an input that has had a bias added: whoever has the gradient before the activation in hand has
+// the bias' gradient too.
+struct BiasActivationNode final : Node {
+  BiasActivationNode(const Tensor& x, Activation a) : input(x), activation(a) {}
+  SavedTensor input;
+  Activation activation;
+  const char* name() const override { return "bias_activation"; }
+  void backward(Gradients& g) override {
+    if (!g.wants(1)) return g.set(0, activation_backward(g.output(), input.get(), activation));
+    const ActivationGradients grads =
+        activation_backward_with_bias(g.output(), input.get(), activation);
+    g.set(0, grads.input);
+    g.set(1, grads.bias);
+  }
+};
+
 }  // namespace
 
 Variable matmul(const Variable& a, const Variable& b) {
@@ -74,10 +90,19 @@ Variable activate(const Variable& input, Activation activation) {
                 [&] { return std::make_unique<ActivationNode>(input.tensor(), activation); });
 }
 
+Variable linear(const Variable& input, const Variable& weight, const Variable& bias,
+                Activation activation) {
+  if (activation == Activation::none) return linear(input, weight, bias);
+  if (!bias.tensor().defined()) return activate(linear(input, weight, bias), activation);
+  const Variable sum = linear(input, weight, Variable(bias.tensor()));
+  return record({sum, bias}, activation_forward(sum.tensor(), activation),
+                [&] { return std::make_unique<BiasActivationNode>(sum.tensor(), activation); });
+}
+
 Variable linear_activation(const Variable& input, const Variable& weight, const Variable& bias,
                            Activation activation) {
   // Backward needs the value before the activation.
-  if (input.context().tape() != nullptr) return activate(linear(input, weight, bias), activation);
+  if (input.context().tape() != nullptr) return linear(input, weight, bias, activation);
   return {linear_forward(input.tensor(), weight.tensor(), bias.tensor(), activation)};
 }
 

@@ -23,14 +23,23 @@ SHERD_API Variable matmul(const Variable& a, const Variable& b);  // [m, k] [k, 
 // convolution's kernel), bias [N] or an empty Variable → [..., N]
 SHERD_API Variable linear(const Variable& input, const Variable& weight, const Variable& bias);
 SHERD_API Variable activate(const Variable& input, Activation activation);
-// activate(linear(...)), for evaluation: in one product where there is no tape. The library's
-// activation rounds differently from activate(), so training must not mix the two.
+// activate(linear(...)), whose backward takes the bias' gradient along with the activation's.
+SHERD_API Variable linear(const Variable& input, const Variable& weight, const Variable& bias,
+                          Activation activation);
+// The same for evaluation: in one product where there is no tape. The library's activation rounds
+// differently from activate(), so training must not mix the two.
 SHERD_API Variable linear_activation(const Variable& input, const Variable& weight,
                                      const Variable& bias, Activation activation);
 
 // Over the last dimension; weight and bias [D].
 SHERD_API Variable layer_norm(const Variable& input, const Variable& weight, const Variable& bias,
                               double eps);
+// {a + b, layer_norm(a + b)}, in one pass over memory.
+struct SumAndNorm {
+  Variable sum, norm;
+};
+SHERD_API SumAndNorm add_layer_norm(const Variable& a, const Variable& b, const Variable& weight,
+                                    const Variable& bias, double eps);
 
 // query [B, N, H, D], key and value [B, M, H, D] → [B, N, H, D]
 SHERD_API Variable attention(const Variable& query, const Variable& key, const Variable& value,

@@ -7,6 +7,7 @@
 #include <sherd/kernels/cuda/gelu.h>
 #include <sherd/kernels/dispatch.h>
 #include <sherd/kernels/elementwise.h>
+#include <sherd/kernels/matmul.h>
 
 namespace sherd {
 
@@ -71,6 +72,39 @@ Tensor activation_backward(const Tensor& grad_output, const Tensor& input, Activ
       case Activation::gelu_tanh:
         return SHERD_RUN_KERNEL(x, gelu_backward, n, GeluForm::tanh, from, grad, to);
     }
+  });
+  return out;
+}
+
+ActivationGradients activation_backward_with_bias(const Tensor& grad_output, const Tensor& input,
+                                                  Activation activation) {
+  Context& context = input.context();
+  const bool is_gelu = activation == Activation::gelu_erf || activation == Activation::gelu_tanh;
+  if (context.target() != Device::cuda || !is_gelu) {
+    const Tensor grad_input = activation_backward(grad_output, input, activation);
+    return {grad_input, linear_backward_bias(grad_input)};
+  }
+  const Tensor g = contiguous(grad_output), x = contiguous(input);
+  check_same("activation_backward_with_bias", g, x);
+  const std::int64_t cols = x.dim(-1), rows = cols == 0 ? 0 : x.numel() / cols;
+  const ActivationGradients out{Tensor::empty(context, x.shape(), x.dtype()),
+                                Tensor::empty(context, {cols}, compute_dtype(x.dtype()))};
+  dispatch_floating(x.dtype(), "activation_backward_with_bias", [&](auto zero) {
+    using T = decltype(zero);
+    using A = arguments::acc_t<T>;
+    const Tensor scratch =
+        workspace(context, cuda::gelu_backward_sums_workspace_bytes<T>(rows, cols));
+    if (context.is_meta()) return;
+    arguments::GeluBackwardSums<T> p;
+    p.rows = rows;
+    p.cols = cols;
+    p.form = activation == Activation::gelu_erf ? GeluForm::exact : GeluForm::tanh;
+    p.input = x.data<T>();
+    p.grad_output = g.data<T>();
+    p.grad_input = out.input.data<T>();
+    p.grad_bias = out.bias.data<A>();
+    p.workspace = static_cast<A*>(workspace_data(scratch));
+    cuda::gelu_backward_sums<T>(context.compute_stream(), p);
   });
   return out;
 }

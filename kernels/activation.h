@@ -18,4 +18,14 @@ SHERD_API Tensor activation_forward(const Tensor& input, Activation activation);
 SHERD_API Tensor activation_backward(const Tensor& grad_output, const Tensor& input,
                                      Activation activation);
 
+struct ActivationGradients {
+  Tensor input;
+  Tensor bias;  // of fp32 (fp64 for fp64)
+};
+// The same with the sum of grad_input over all but the last dimension: the gradient of the bias in
+// f(x + bias), which on a GPU the same pass over memory gives for GELU.
+SHERD_API ActivationGradients activation_backward_with_bias(const Tensor& grad_output,
+                                                            const Tensor& input,
+                                                            Activation activation);
+
 }  // namespace sherd

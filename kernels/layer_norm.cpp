@@ -9,7 +9,7 @@
 namespace sherd {
 
 LayerNormOutput layer_norm_forward(const Tensor& input, const Tensor& weight, const Tensor& bias,
-                                   double eps) {
+                                   double eps, const Tensor& residual) {
   SHERD_CHECK(input.rank() >= 1, "layer_norm: input {} has no dimension to normalise",
               input.describe());
   const Shape features{input.dim(-1)};
@@ -19,13 +19,17 @@ LayerNormOutput layer_norm_forward(const Tensor& input, const Tensor& weight, co
   SHERD_CHECK(weight.dtype() == input.dtype() && bias.dtype() == input.dtype(),
               "layer_norm: input {}, weight {} and bias {} must have one type", input.describe(),
               weight.describe(), bias.describe());
+  if (residual.defined()) check_same("layer_norm", residual, input);
+  const Tensor added = residual.defined() ? contiguous(residual) : residual;
   const Tensor x = contiguous(input), w = contiguous(weight), b = contiguous(bias);
   Context& context = x.context();
   const std::int64_t cols = x.dim(-1), rows = cols == 0 ? 0 : x.numel() / cols;
   const DType statistics = compute_dtype(x.dtype());
-  const LayerNormOutput out{Tensor::empty(context, x.shape(), x.dtype()),
-                            Tensor::empty(context, {rows}, statistics),
-                            Tensor::empty(context, {rows}, statistics)};
+  LayerNormOutput out;
+  if (added.defined()) out.sum = Tensor::empty(context, x.shape(), x.dtype());
+  out.output = Tensor::empty(context, x.shape(), x.dtype());
+  out.mean = Tensor::empty(context, {rows}, statistics);
+  out.rstd = Tensor::empty(context, {rows}, statistics);
   if (context.is_meta()) return out;
   dispatch_floating(x.dtype(), "layer_norm", [&](auto zero) {
     using T = decltype(zero);
@@ -34,6 +38,10 @@ LayerNormOutput layer_norm_forward(const Tensor& input, const Tensor& weight, co
     p.rows = rows;
     p.cols = cols;
     p.input = x.data<T>();
+    if (added.defined()) {
+      p.residual = added.data<T>();
+      p.sum = out.sum.data<T>();
+    }
     p.weight = w.data<T>();
     p.bias = b.data<T>();
     p.eps = static_cast<A>(eps);

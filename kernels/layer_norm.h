@@ -11,11 +11,13 @@ namespace sherd {
 struct LayerNormOutput {
   Tensor output;
   Tensor mean, rstd;  // one per row
+  Tensor sum;         // with a residual: input + residual, rounded, which is what is normalised
 };
 
-// input [..., D], weight [D], bias [D]
+// input [..., D], weight [D], bias [D]; residual like input, or undefined
 SHERD_API LayerNormOutput layer_norm_forward(const Tensor& input, const Tensor& weight,
-                                             const Tensor& bias, double eps);
+                                             const Tensor& bias, double eps,
+                                             const Tensor& residual = {});
 
 struct LayerNormGradients {
   Tensor input;         // undefined where not wanted

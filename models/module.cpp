@@ -45,8 +45,12 @@ Variable Module::run_hooks(const std::vector<std::pair<int, Hook>>& hooks, const
   return value;
 }
 
+Module& Module::Child::get() const {
+  return *parent_->children_[index_].second;
+}
+
 Variable Module::Child::operator()(const Variable& input) const {
-  return (*parent_->children_[index_].second)(input);
+  return get()(input);
 }
 
 Module::Child Module::register_child(const std::string& name, std::shared_ptr<Module> module) {

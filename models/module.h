@@ -32,6 +32,7 @@ class SHERD_API Module {
   int add_pre_forward_hook(Hook hook);
   int add_post_forward_hook(Hook hook);
   void remove_hook(int id);
+  bool has_hooks() const { return !pre_hooks_.empty() || !post_hooks_.empty(); }
 
   // The path in the model ("blocks.3.attn"), given by assign_names; empty for the root.
   const std::string& name() const { return name_; }
@@ -83,6 +84,7 @@ class SHERD_API Module {
    public:
     Child() = default;
     Variable operator()(const Variable& input) const;
+    Module& get() const;
 
    private:
     friend class Module;

@@ -112,8 +112,19 @@ ViTBlock::ViTBlock(const ViTSettings& s, double drop_path) : drop_path_(drop_pat
   mlp_ = register_child("mlp", std::make_shared<Mlp>(s.dim, s.hidden(), s.activation, s.drop));
 }
 
+// The norm after the first addition, where it can be had along with it: nothing comes between.
+LayerNorm* ViTBlock::norm_with_addition(double drop_path) const {
+  auto* const norm = dynamic_cast<LayerNorm*>(&norm2_.get());
+  const bool alone = norm != nullptr && !norm->has_hooks() && !norm->recomputes();
+  return alone && !selective_ && drop_path == 0.0 ? norm : nullptr;
+}
+
 Variable ViTBlock::forward(const Variable& tokens) {
   const double rate = training() ? drop_path_ : 0.0;
+  if (LayerNorm* const norm = norm_with_addition(rate)) {
+    const SumAndNorm mixed = norm->add_and_normalize(tokens, attention_(norm1_(tokens)));
+    return add(mixed.sum, mlp_(mixed.norm));
+  }
   const Variable mixed =
       add_drop_path(tokens, attention_(norm1_(tokens)), rate, name() + ".drop_path1");
   const auto feed = [this](const Variable& x) { return mlp_(norm2_(x)); };

@@ -77,6 +77,8 @@ class SHERD_API ViTBlock : public Module {
   Variable forward(const Variable& tokens) override;
 
  private:
+  LayerNorm* norm_with_addition(double drop_path) const;
+
   double drop_path_;
   bool selective_ = false, offload_selective_ = false;
   Child norm1_, attention_, norm2_, mlp_;

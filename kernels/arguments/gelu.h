@@ -13,27 +13,16 @@ enum class GeluForm { exact, tanh };
 inline constexpr double kGeluSlope = 0.79788456080286535588;  // sqrt(2 / pi)
 inline constexpr double kGeluCubic = 0.044715;
 
-// output = gelu(x + bias), x and output contiguous [rows, cols]. The sum is not rounded to T.
+// grad_input = grad_output * gelu'(input), and the sums of its columns before they are rounded to
+// T: the gradient of a bias that was added before. All contiguous [rows, cols].
 template <typename T>
-struct BiasGelu {
+struct GeluBackwardSums {
   std::int64_t rows = 0;
   std::int64_t cols = 0;
   GeluForm form = GeluForm::exact;
-  const T* x = nullptr;
-  const T* bias = nullptr;  // [cols]
-  T* output = nullptr;      // '='; may be x
-};
-
-// grad_x = grad_output * gelu'(x + bias), and the sums of its columns before they are rounded to T.
-template <typename T>
-struct BiasGeluBackward {
-  std::int64_t rows = 0;
-  std::int64_t cols = 0;
-  GeluForm form = GeluForm::exact;
-  const T* x = nullptr;
-  const T* bias = nullptr;
+  const T* input = nullptr;
   const T* grad_output = nullptr;
-  T* grad_x = nullptr;            // '='; may be grad_output or x
+  T* grad_input = nullptr;        // '='; may be grad_output or input
   acc_t<T>* grad_bias = nullptr;  // '=' [cols]
   acc_t<T>* workspace = nullptr;
 };

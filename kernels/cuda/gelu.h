@@ -9,8 +9,7 @@ class Stream;
 
 namespace cuda {
 
-using arguments::BiasGelu;
-using arguments::BiasGeluBackward;
+using arguments::GeluBackwardSums;
 using arguments::GeluForm;
 
 // output = gelu(input); '='; output may be input.
@@ -21,13 +20,11 @@ template <typename T>
 void gelu_backward(Stream& stream, std::int64_t n, GeluForm form, const T* input,
                    const T* grad_output, T* grad_input);
 
-// Both read x once, where gelu after an addition, and a sum after gelu's backward, would again.
+// The sums cost no second pass over the gradient.
 template <typename T>
-void bias_gelu_forward(Stream& stream, const BiasGelu<T>& p);
+void gelu_backward_sums(Stream& stream, const GeluBackwardSums<T>& p);
 template <typename T>
-void bias_gelu_backward(Stream& stream, const BiasGeluBackward<T>& p);
-template <typename T>
-std::size_t bias_gelu_backward_workspace_bytes(std::int64_t rows, std::int64_t cols);
+std::size_t gelu_backward_sums_workspace_bytes(std::int64_t rows, std::int64_t cols);
 
 }  // namespace cuda
 }  // namespace sherd

@@ -145,15 +145,11 @@ void gelu_backward(Stream&, std::int64_t, GeluForm, const T*, const T*, T*) {
   fail_unavailable();
 }
 template <typename T>
-void bias_gelu_forward(Stream&, const BiasGelu<T>&) {
+void gelu_backward_sums(Stream&, const GeluBackwardSums<T>&) {
   fail_unavailable();
 }
 template <typename T>
-void bias_gelu_backward(Stream&, const BiasGeluBackward<T>&) {
-  fail_unavailable();
-}
-template <typename T>
-std::size_t bias_gelu_backward_workspace_bytes(std::int64_t, std::int64_t) {
+std::size_t gelu_backward_sums_workspace_bytes(std::int64_t, std::int64_t) {
   fail_unavailable();
 }
 template <typename T>
@@ -163,9 +159,8 @@ void dropout(Stream&, std::int64_t, const T*, T*, double, const RandomStream&, s
 #define SHERD_INSTANTIATE(T)                                                                 \
   template void gelu_forward<T>(Stream&, std::int64_t, GeluForm, const T*, T*);              \
   template void gelu_backward<T>(Stream&, std::int64_t, GeluForm, const T*, const T*, T*);   \
-  template void bias_gelu_forward<T>(Stream&, const BiasGelu<T>&);                           \
-  template void bias_gelu_backward<T>(Stream&, const BiasGeluBackward<T>&);                  \
-  template std::size_t bias_gelu_backward_workspace_bytes<T>(std::int64_t, std::int64_t);    \
+  template void gelu_backward_sums<T>(Stream&, const GeluBackwardSums<T>&);                  \
+  template std::size_t gelu_backward_sums_workspace_bytes<T>(std::int64_t, std::int64_t);    \
   template void dropout<T>(Stream&, std::int64_t, const T*, T*, double, const RandomStream&, \
                            std::uint64_t);
 SHERD_INSTANTIATE(double)

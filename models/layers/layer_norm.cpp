@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/models/layers/layer_norm.h>
 
-#include <sherd/autograd/operations.h>
+#include <sherd/runtime/trace.h>
 
 namespace sherd {
 
@@ -12,6 +12,11 @@ LayerNorm::LayerNorm(std::int64_t dim, double eps) : eps_(eps) {
 
 Variable LayerNorm::forward(const Variable& input) {
   return layer_norm(input, weight_->variable(), bias_->variable(), eps_);
+}
+
+SumAndNorm LayerNorm::add_and_normalize(const Variable& a, const Variable& b) {
+  const TraceScope trace(a.context().trace(), name(), "forward");
+  return add_layer_norm(a, b, weight_->variable(), bias_->variable(), eps_);
 }
 
 }  // namespace sherd

@@ -13,7 +13,7 @@ Linear::Linear(std::int64_t in, std::int64_t out, bool bias, Activation activati
 
 Variable Linear::forward(const Variable& input) {
   const Variable bias = bias_ ? bias_->variable() : Variable();
-  if (training()) return activate(linear(input, weight_->variable(), bias), activation_);
+  if (training()) return linear(input, weight_->variable(), bias, activation_);
   return linear_activation(input, weight_->variable(), bias, activation_);
 }
 

@@ -16,9 +16,9 @@ constexpr int kUnrolled = 4;
 constexpr int kRows = 128;
 
 template <typename T>
-bool whole_vectors(std::int64_t cols, const T* a, const T* b, const T* c, const T* d) {
+bool whole_vectors(std::int64_t cols, const T* a, const T* b, const T* c) {
   constexpr int V = kVectorOf<T>;
-  return cols % V == 0 && elements_before_vectors<V>(a, b, c, d) == 0;
+  return cols % V == 0 && elements_before_vectors<V>(a, b, c, c) == 0;
 }
 
 dim3 grid_of(std::int64_t rows, std::int64_t cols, int vector) {
@@ -47,46 +47,28 @@ __device__ __forceinline__ void for_each_row(std::int64_t rows, std::int64_t col
 }
 
 template <int V, GeluForm kForm, typename T>
-__global__ void __launch_bounds__(kLanes* kWarps) forward_kernel(BiasGelu<T> p) {
-  const std::int64_t col = (static_cast<std::int64_t>(blockIdx.y) * kLanes + threadIdx.x) * V;
-  if (col >= p.cols) return;
-  const Pack<T, V> bias = load<V>(p.bias + col);
-  Pack<T, V> x[kUnrolled];
-  for_each_row(
-      p.rows, p.cols, col, [&](std::int64_t at, int k) { x[k] = load<V>(p.x + at); },
-      [&](std::int64_t at, int k) {
-        Pack<T, V> out;
-#pragma unroll
-        for (int i = 0; i < V; ++i)
-          out.at[i] = from_acc<T>(gelu<kForm>(to_acc(x[k].at[i]) + to_acc(bias.at[i])));
-        store<V>(p.output + at, out);
-      });
-}
-
-template <int V, GeluForm kForm, typename T>
-__global__ void __launch_bounds__(kLanes* kWarps) backward_kernel(BiasGeluBackward<T> p) {
+__global__ void __launch_bounds__(kLanes* kWarps) sums_kernel(GeluBackwardSums<T> p) {
   using A = acc_t<T>;
   const std::int64_t col = (static_cast<std::int64_t>(blockIdx.y) * kLanes + threadIdx.x) * V;
   A sum[V] = {};
   if (col < p.cols) {
-    const Pack<T, V> bias = load<V>(p.bias + col);
     Pack<T, V> x[kUnrolled], grad[kUnrolled];
     for_each_row(
         p.rows, p.cols, col,
         [&](std::int64_t at, int k) {
-          x[k] = load<V>(p.x + at);
+          x[k] = load<V>(p.input + at);
           grad[k] = load<V>(p.grad_output + at);
         },
         [&](std::int64_t at, int k) {
           Pack<T, V> out;
 #pragma unroll
           for (int i = 0; i < V; ++i) {
-            const A slope = gelu_slope<kForm>(to_acc(x[k].at[i]) + to_acc(bias.at[i]));
+            const A slope = gelu_slope<kForm>(to_acc(x[k].at[i]));
             const A value = to_acc(grad[k].at[i]) * slope;
             out.at[i] = from_acc<T>(value);
             sum[i] += value;
           }
-          store<V>(p.grad_x + at, out);
+          store<V>(p.grad_input + at, out);
         });
   }
   SHERD_SHARED(A, sums, V * kWarps * kLanes);
@@ -106,34 +88,19 @@ __global__ void __launch_bounds__(kLanes* kWarps) backward_kernel(BiasGeluBackwa
 }  // namespace
 
 template <typename T>
-void bias_gelu_forward(Stream& stream, const BiasGelu<T>& p) {
-  if (p.rows == 0 || p.cols == 0) return;
-  constexpr int V = kVectorOf<T>;
-  const bool whole = whole_vectors(p.cols, p.x, p.bias, p.output, p.output);
-  const bool exact = p.form == GeluForm::exact;
-  const auto kernel =
-      whole
-          ? (exact ? forward_kernel<V, GeluForm::exact, T> : forward_kernel<V, GeluForm::tanh, T>)
-          : (exact ? forward_kernel<1, GeluForm::exact, T> : forward_kernel<1, GeluForm::tanh, T>);
-  launch(kernel, grid_of(p.rows, p.cols, whole ? V : 1), dim3(kLanes, kWarps), 0, native(stream),
-         p);
-}
-
-template <typename T>
-std::size_t bias_gelu_backward_workspace_bytes(std::int64_t rows, std::int64_t cols) {
+std::size_t gelu_backward_sums_workspace_bytes(std::int64_t rows, std::int64_t cols) {
   return static_cast<std::size_t>(ceil_div(rows, kRows) * cols) * sizeof(acc_t<T>);
 }
 
 template <typename T>
-void bias_gelu_backward(Stream& stream, const BiasGeluBackward<T>& p) {
+void gelu_backward_sums(Stream& stream, const GeluBackwardSums<T>& p) {
   if (p.rows > 0 && p.cols > 0) {
     constexpr int V = kVectorOf<T>;
-    const bool whole = whole_vectors(p.cols, p.x, p.bias, p.grad_output, p.grad_x);
+    const bool whole = whole_vectors(p.cols, p.input, p.grad_output, p.grad_input);
     const bool exact = p.form == GeluForm::exact;
-    const auto kernel = whole ? (exact ? backward_kernel<V, GeluForm::exact, T>
-                                       : backward_kernel<V, GeluForm::tanh, T>)
-                              : (exact ? backward_kernel<1, GeluForm::exact, T>
-                                       : backward_kernel<1, GeluForm::tanh, T>);
+    const auto kernel =
+        whole ? (exact ? sums_kernel<V, GeluForm::exact, T> : sums_kernel<V, GeluForm::tanh, T>)
+              : (exact ? sums_kernel<1, GeluForm::exact, T> : sums_kernel<1, GeluForm::tanh, T>);
     launch(kernel, grid_of(p.rows, p.cols, whole ? V : 1), dim3(kLanes, kWarps), 0, native(stream),
            p);
   }
@@ -141,9 +108,8 @@ void bias_gelu_backward(Stream& stream, const BiasGeluBackward<T>& p) {
 }
 
 #define SHERD_INSTANTIATE(T)                                                \
-  template void bias_gelu_forward<T>(Stream&, const BiasGelu<T>&);          \
-  template void bias_gelu_backward<T>(Stream&, const BiasGeluBackward<T>&); \
-  template std::size_t bias_gelu_backward_workspace_bytes<T>(std::int64_t, std::int64_t);
+  template void gelu_backward_sums<T>(Stream&, const GeluBackwardSums<T>&); \
+  template std::size_t gelu_backward_sums_workspace_bytes<T>(std::int64_t, std::int64_t);
 SHERD_INSTANTIATE(double)
 SHERD_INSTANTIATE(float)
 SHERD_INSTANTIATE(bf16)
