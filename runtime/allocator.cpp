@@ -210,6 +210,7 @@ Allocator::Piece* Allocator::reserve(std::size_t bytes, bool small) {
   }
   if (data == nullptr) return nullptr;
   auto* segment = new Segment{data, size, small, current_};
+  segments_.emplace(data, segment);
   if (exceeds(size)) {
     segment->absent.assign(size / kPage, true);
     segment->absent_pages = size / kPage;
@@ -286,14 +287,37 @@ void Allocator::trim() {
         continue;
       }
       finish(piece->pending);
-      const Segment* segment = piece->segment;
-      reserved_ -= segment->bytes - segment->absent_pages * kPage;
-      source_->free(segment->data);
-      delete segment;
+      free_segment(piece->segment);
       delete piece;
       it = pieces->erase(it);
     }
   }
+}
+
+void Allocator::free_segment(const Segment* segment) {
+  std::erase_if(listeners_, [](const auto& listener) { return listener.expired(); });
+  for (const auto& listener : listeners_) {
+    if (const auto live = listener.lock()) (*live)({segment->data, segment->bytes});
+  }
+  reserved_ -= segment->bytes - segment->absent_pages * kPage;
+  source_->free(segment->data);
+  segments_.erase(segment->data);
+  delete segment;
+}
+
+std::span<std::byte> Allocator::segment_of(const void* address) const {
+  const auto* at = static_cast<const std::byte*>(address);
+  auto found = segments_.upper_bound(at);
+  if (found == segments_.begin()) return {};
+  const Segment& segment = *std::prev(found)->second;
+  if (at >= segment.data + segment.bytes) return {};
+  return {segment.data, segment.bytes};
+}
+
+std::shared_ptr<void> Allocator::before_segment_is_freed(SegmentListener listener) {
+  auto made = std::make_shared<SegmentListener>(std::move(listener));
+  listeners_.push_back(made);
+  return made;
 }
 
 }  // namespace sherd

@@ -18,8 +18,11 @@
 #include <sherd/runtime/memory_source.h>
 #include <sherd/runtime/out_of_memory.h>
 
+#include <functional>
+#include <map>
 #include <memory>
 #include <set>
+#include <span>
 #include <vector>
 
 namespace sherd {
@@ -59,6 +62,15 @@ class SHERD_API Allocator {
   void begin_private();
   void end_private();
   void free_private();  // of all; what is still live stays until it is released, then is cached
+
+  // Whoever makes memory known elsewhere, as to a network adapter, does so by segments: what was
+  // got from the system at once, the blocks in it side by side. The one with this address; empty
+  // where it is none of this allocator's.
+  std::span<std::byte> segment_of(const void* address) const;
+  // Called before a segment goes back to the system, while its last work may still run; throws
+  // nothing. Until the result is dropped, which the allocator need not outlive.
+  using SegmentListener = std::function<void(std::span<std::byte> segment)>;
+  std::shared_ptr<void> before_segment_is_freed(SegmentListener listener);
 
   Ledger& ledger() { return ledger_; }
   const Ledger& ledger() const { return ledger_; }
@@ -101,6 +113,7 @@ class SHERD_API Allocator {
   void split(Piece* piece, std::size_t bytes);
   Piece* merge(Piece* left, Piece* right);
   void put_back(Piece* piece);
+  void free_segment(const Segment* segment);
 
   std::unique_ptr<MemorySource> source_;
   std::size_t limit_;
@@ -108,6 +121,8 @@ class SHERD_API Allocator {
   std::size_t granule_, alignment_;
   std::size_t reserved_ = 0, peak_reserved_ = 0;
   Ledger ledger_;
+  std::map<const std::byte*, const Segment*> segments_;  // by their first byte
+  std::vector<std::weak_ptr<SegmentListener>> listeners_;
   Pool common_, private_;
   Pool* current_ = &common_;
   bool holds_private_ = false;

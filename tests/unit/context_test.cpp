@@ -454,3 +454,46 @@ TEST_CASE("allocator: private memory serves nobody else until it is given up") {
   const Tensor second = make();
   CHECK(second.raw_data() == live);
 }
+
+TEST_CASE("allocator: segments by address, and who listens hears of each before it is freed") {
+  Allocator allocator(make_process_memory(), 0);
+  const auto allocate = [&](std::size_t bytes) {
+    return allocator.allocate(bytes, MemoryCategory::workspace);
+  };
+  const auto release = [&](const MemoryBlock& block) {
+    allocator.release(block, MemoryCategory::workspace, {});
+  };
+  const MemoryBlock small = allocate(1000), large = allocate(3 << 20), beside = allocate(5 << 20);
+  const auto end_of = [](const MemoryBlock& block) {
+    return static_cast<const std::byte*>(block.data) + block.bytes;
+  };
+  const std::span<std::byte> segment = allocator.segment_of(large.data);
+  CHECK(segment.size() == std::size_t{64} << 20);
+  CHECK(allocator.segment_of(end_of(beside) - 1).data() == segment.data());
+  CHECK(allocator.segment_of(segment.data() + segment.size() - 1).data() == segment.data());
+  CHECK(allocator.segment_of(segment.data() + segment.size()).data() != segment.data());
+  CHECK(allocator.segment_of(small.data).size() == std::size_t{1} << 20);
+  const int other = 0;
+  CHECK(allocator.segment_of(&other).empty());
+  CHECK(allocator.segment_of(nullptr).empty());
+
+  std::vector<std::byte*> heard, ignored;
+  const auto listener = allocator.before_segment_is_freed([&](std::span<std::byte> freed) {
+    // It is still there.
+    CHECK(allocator.segment_of(freed.data()).size() == freed.size());
+    freed.back() = std::byte{1};
+    heard.push_back(freed.data());
+  });
+  auto dropped = allocator.before_segment_is_freed(
+      [&](std::span<std::byte> freed) { ignored.push_back(freed.data()); });
+  release(large);
+  allocator.trim();
+  CHECK(heard.empty());  // its neighbour is in use
+  dropped.reset();
+  release(beside);
+  allocator.trim();
+  CHECK(heard == std::vector<std::byte*>{segment.data()});
+  CHECK(ignored.empty());
+  CHECK(allocator.segment_of(segment.data()).empty());
+  release(small);
+}
