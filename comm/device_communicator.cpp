@@ -43,8 +43,9 @@ std::size_t device_staging_bytes(int ranks) {
 std::unique_ptr<Communicator> make_device_communicator(Communicator& host, Context& context,
                                                        Stream& stream, bool exact_sums) {
   if (host.size() == 1) return std::make_unique<LoneCommunicator>(host, stream);
-  return make_nccl_communicator(host, context.device_index(), stream,
-                                {.exact_sums = exact_sums, .allocator = &context.allocator()});
+  return make_nccl_communicator(
+      host, context.device_index(), stream,
+      {.exact_sums = exact_sums, .allocator = context.shared_allocator(MemoryPool::device)});
 }
 
 }  // namespace sherd

@@ -3,6 +3,7 @@
 #include <sherd/comm/nccl_communicator.h>
 #include <sherd/comm/nccl_handle.h>
 #include <sherd/comm/nccl_reduce.h>
+#include <sherd/comm/nccl_registration.h>
 #include <sherd/runtime/cuda/device.h>
 #include <sherd/runtime/error.h>
 
@@ -36,6 +37,7 @@ class NcclCommunicator final : public Communicator {
         nccl_(std::move(nccl)),
         stream_(stream),
         options_(options) {
+    registration_ = std::make_unique<NcclRegistration>(*nccl_, host_, options_.allocator, stream_);
     if (size() > 1)
       staging_ =
           options_.allocator->allocate(options_.staging_bytes, MemoryCategory::communication);
@@ -50,6 +52,7 @@ class NcclCommunicator final : public Communicator {
       // For those who wait for results.
     }
     watch_.reset();
+    registration_.reset();
     nccl_.reset();
     if (staging_.data != nullptr)
       options_.allocator->release(staging_, MemoryCategory::communication, {});
@@ -75,6 +78,8 @@ class NcclCommunicator final : public Communicator {
     nccl_->look();
     host_.compare(call);
     if (call.count == 0 || call.collective == Collective::barrier) return;
+    for (const void* buffer : {input, static_cast<const void*>(output)})
+      registration_->prepare(buffer);
     const auto* in = static_cast<const std::byte*>(input);
     auto* out = static_cast<std::byte*>(output);
     const auto count = static_cast<std::size_t>(call.count);
@@ -158,6 +163,7 @@ class NcclCommunicator final : public Communicator {
   }
 
   void reduce_pieces(const Call& call, const std::byte* in, std::byte* out) {
+    registration_->prepare(staging_.data);
     const std::size_t width = call.element_bytes(), result_width = size_of(call.result());
     const std::int64_t at_once = most(call);
     for (std::int64_t begin = 0; begin < call.count; begin += at_once) {
@@ -181,6 +187,7 @@ class NcclCommunicator final : public Communicator {
   // Rank r adds range r of what is at hand, then all pass on their results; what is small everybody
   // adds.
   void reduce_all(const Call& call, std::byte* data) {
+    registration_->prepare(staging_.data);
     const std::size_t width = call.element_bytes();
     const bool small = static_cast<std::int64_t>(call.bytes()) <= kSmall;
     const std::int64_t at_once = small ? most(call) : most(call) * size();
@@ -216,6 +223,7 @@ class NcclCommunicator final : public Communicator {
   std::unique_ptr<NcclHandle> nccl_;
   Stream& stream_;
   const NcclOptions options_;
+  std::unique_ptr<NcclRegistration> registration_;
   MemoryBlock staging_;
   std::shared_ptr<void> watch_;
 };

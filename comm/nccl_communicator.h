@@ -20,7 +20,9 @@ struct NcclOptions {
   // instead of NCCL's order. Pieces are exchanged and added by a kernel: an all-reduce moves what a
   // reduce-scatter and an all-gather do.
   bool exact_sums = false;
-  Allocator* allocator = nullptr;  // of the device, for the staging memory; needed
+  // Of the device, for the staging memory; needed. Buffers lie in its memory on all ranks, or on
+  // none: Note [Registered segments].
+  std::shared_ptr<Allocator> allocator;
   std::size_t staging_bytes = std::size_t{32} << 20;  // at most so much is exchanged at once
 };
 
@@ -30,8 +32,8 @@ bool nccl_built();
 // The ranks of `host` with this device each, all together. Calls that are captured into a graph are
 // compared when they are captured, not when they are replayed. Buffers must stay until the stream
 // has passed; a barrier is one of the host alone. Of several groups only one at a time may have
-// calls on the device (NCCL's rule), so give them one stream. `host`, the stream and the allocator
-// must outlive it. The staging memory is allocated at once, of MemoryCategory::communication.
+// calls on the device (NCCL's rule), so give them one stream. `host` and the stream must outlive
+// it. The staging memory is allocated at once, of MemoryCategory::communication.
 std::unique_ptr<Communicator> make_nccl_communicator(Communicator& host, int device, Stream& stream,
                                                      const NcclOptions& options);
 

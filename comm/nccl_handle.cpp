@@ -11,7 +11,8 @@ namespace sherd {
 namespace {
 
 constexpr auto kPause = std::chrono::microseconds(50);
-constexpr double kFarewellSeconds = 5.0;  // for the other ranks to come to their end
+// For the other ranks to come to their end, and for an abort where somebody waits for it.
+constexpr auto kFarewell = std::chrono::seconds(5);
 
 ncclConfig_t without_blocking() {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
@@ -60,7 +61,7 @@ std::unique_ptr<NcclHandle> NcclHandle::split(Communicator& group, int color) {
 
 NcclHandle::~NcclHandle() {
   finish();
-  if (aborting_.joinable()) aborting_.join();
+  if (aborting_.valid()) aborting_.wait();
 }
 
 void NcclHandle::finish() {
@@ -74,18 +75,17 @@ void NcclHandle::finish() {
       ncclCommDestroy(comm_);
       return;
     }
-    const std::chrono::duration<double> waited = std::chrono::steady_clock::now() - start;
-    if (waited.count() > kFarewellSeconds) break;
+    if (std::chrono::steady_clock::now() - start > kFarewell) break;
     std::this_thread::sleep_for(kPause);
   }
   abort_nccl();
 }
 
 void NcclHandle::look(bool done) {
-  const std::string ended = done ? std::string() : host_.end_reason();
+  const std::string ended = host_.end_reason();
   if (!ended.empty()) {
-    abort_nccl();
-    fail("{}", ended);
+    if (!done) abort_nccl();
+    if (!done || aborted()) fail("{}", ended);
   }
   const ncclResult_t result = state();
   if (result != ncclSuccess && result != ncclInProgress) fail_call(result, "an earlier call");
@@ -152,11 +152,32 @@ void NcclHandle::abort_nccl() {
   if (comm_ == nullptr) return;
   // Not to be waited for here: it ends when all graphs that NCCL is captured in are gone, and all
   // other communicators of the device have been told to end.
-  aborting_ = std::thread([comm = std::exchange(comm_, nullptr)] { ncclCommAbort(comm); });
+  const auto abort = [comm = std::exchange(comm_, nullptr)] { ncclCommAbort(comm); };
+  aborted_ = std::chrono::steady_clock::now();
+  aborting_ = std::async(std::launch::async, abort).share();
+}
+
+bool NcclHandle::aborted() {
+  const std::lock_guard lock(mutex_);
+  return comm_ == nullptr;
+}
+
+void NcclHandle::deregister_memory(void* handle) {
+  std::shared_future<void> aborting;
+  {
+    const std::lock_guard lock(mutex_);
+    if (comm_ != nullptr && handle != nullptr) {  // null: registration is switched off
+      const ncclResult_t result = ncclCommDeregister(comm_, handle);
+      if (result != ncclSuccess && result != ncclInProgress)
+        end_group(result, "ncclCommDeregister");
+    }
+    aborting = aborting_;
+  }
+  if (aborting.valid()) aborting.wait_until(aborted_ + kFarewell);
 }
 
 // The other ranks would wait for this one for ever.
-void NcclHandle::fail_call(ncclResult_t result, const std::string& where) {
+void NcclHandle::end_group(ncclResult_t result, const std::string& where) {
   std::string reason;
   {
     const std::lock_guard lock(mutex_);
@@ -165,6 +186,10 @@ void NcclHandle::fail_call(ncclResult_t result, const std::string& where) {
   }
   host_.abort(reason);
   abort_nccl();
+}
+
+void NcclHandle::fail_call(ncclResult_t result, const std::string& where) {
+  end_group(result, where);
   fail("{}", host_.end_reason());
 }
 

@@ -10,6 +10,7 @@
 #include <sys/mman.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -47,6 +48,8 @@ std::map<char*, Allocation>& allocations() {
   static auto* all = new std::map<char*, Allocation>;
   return *all;
 }
+std::atomic<std::string (*)(const char*, std::size_t)> free_check{nullptr};
+
 std::map<char*, std::size_t>& pinned() {
   static auto* all = new std::map<char*, std::size_t>;
   return *all;
@@ -125,6 +128,10 @@ bool is_device_address(const void* address) {
   });
 }
 
+void check_before_free(std::string (*check)(const char* address, std::size_t bytes)) {
+  free_check = check;
+}
+
 bool find_allocation_unlocked(const void* address, Allocation& found) {
   const auto it = find_in(allocations(), address);
   if (it == allocations().end() || address >= it->first + it->second.bytes) return false;
@@ -185,6 +192,10 @@ cudaError_t cudaFree(void* pointer) {
     const auto found = allocations().find(static_cast<char*>(pointer));
     if (found == allocations().end()) return remember(cudaErrorInvalidValue);
     freed = found->second;
+  }
+  if (const auto check = free_check.load()) {
+    const std::string problem = check(freed.address, freed.bytes);
+    if (!problem.empty()) report(problem);
   }
   for (const StreamPtr& stream : all_streams(freed.device)) drain(stream);
   std::string damage;

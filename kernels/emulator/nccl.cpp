@@ -8,22 +8,28 @@
 #include <cstring>
 #include <random>
 
+#include "block.h"
 #include "nccl_lock.h"
 #include "nccl_reduce.h"
 
 namespace emulator::nccl {
 namespace {
 
+thread_local std::string last_error;
+
+}  // namespace
+
+ncclResult_t refuse(ncclResult_t result, const std::string& why) {
+  last_error = why;
+  return result;
+}
+
+namespace {
+
 // Communicators that are being made, by id.
 std::map<std::string, std::shared_ptr<Group>>& groups() {
   static auto* all = new std::map<std::string, std::shared_ptr<Group>>;
   return *all;
-}
-
-thread_local std::string last_error;
-ncclResult_t refuse(ncclResult_t result, const std::string& why) {
-  last_error = why;
-  return result;
 }
 
 // What a thread calls between ncclGroupStart and ncclGroupEnd.
@@ -68,6 +74,20 @@ ncclResult_t enqueue_pending() {
   return ncclSuccess;
 }
 
+// Work that runs later holds what it works on; what a graph replays does not.
+Operation with_registrations(Operation operation, ncclComm_t comm, cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  if (cudaStreamIsCapturing(stream, &status) != cudaSuccess) cudaGetLastError();
+  operation.captured = status != cudaStreamCaptureStatusNone;
+  if (operation.captured) return operation;
+  const std::lock_guard lock(mutex());
+  const std::size_t ranks = comm->group->size();
+  operation.send_range = find_registration(comm, operation.send, send_bytes(operation, ranks));
+  operation.receive_range =
+      find_registration(comm, operation.receive, receive_bytes(operation, ranks));
+  return operation;
+}
+
 ncclResult_t add(ncclComm_t comm, cudaStream_t stream, const Operation& operation) {
   if (comm == nullptr) return refuse(ncclInvalidArgument, "no communicator");
   {
@@ -83,7 +103,7 @@ ncclResult_t add(ncclComm_t comm, cudaStream_t stream, const Operation& operatio
     mistake = "no such rank";
   if (current_device() != comm->device) mistake = "another device is current";
   if (!mistake.empty()) return refuse(ncclInvalidArgument, operation.describe() + ": " + mistake);
-  pending.push_back({comm, stream, operation});
+  pending.push_back({comm, stream, with_registrations(operation, comm, stream)});
   return group_depth == 0 ? enqueue_pending() : ncclSuccess;
 }
 
@@ -230,12 +250,31 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t* made
   return group.error;
 }
 
+namespace {
+
+// NCCL's manual knows no other end of a registration.
+void check_deregistered(const ncclComm* comm, const char* call) {
+  std::string left;
+  {
+    const std::lock_guard lock(mutex());
+    left = describe_registrations(comm);
+  }
+  if (!left.empty())
+    emulator::report(std::string(call) + " of rank " + std::to_string(comm->rank) +
+                     ", which has registered memory:" + left + "; ncclCommDeregister it first\n");
+}
+
+}  // namespace
+
 ncclResult_t ncclCommFinalize(ncclComm_t comm) {
-  return comm == nullptr ? ncclInvalidArgument : ncclSuccess;
+  if (comm == nullptr) return ncclInvalidArgument;
+  check_deregistered(comm, "ncclCommFinalize");
+  return ncclSuccess;
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
   if (comm == nullptr) return ncclInvalidArgument;
+  check_deregistered(comm, "ncclCommDestroy");
   {
     const std::lock_guard lock(mutex());
     if (comm->group == nullptr && comm->parent != nullptr) {
@@ -253,6 +292,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     const std::lock_guard lock(mutex());
     if (comm->group != nullptr)
       comm->group->members[static_cast<std::size_t>(comm->rank)].aborted = true;
+    drop_registrations(comm);
     changed().notify_all();
   }
   return ncclCommDestroy(comm);
@@ -319,20 +359,4 @@ ncclResult_t ncclGroupStart() {
 ncclResult_t ncclGroupEnd() {
   if (group_depth == 0) return refuse(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart");
   return --group_depth == 0 ? enqueue_pending() : ncclSuccess;
-}
-
-ncclResult_t ncclMemAlloc(void** address, std::size_t bytes) {
-  return cudaMalloc(address, bytes) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
-}
-ncclResult_t ncclMemFree(void* address) {
-  return cudaFree(address) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
-}
-// All memory is as good as registered.
-ncclResult_t ncclCommRegister(ncclComm_t comm, void* address, std::size_t, void** handle) {
-  if (comm == nullptr || handle == nullptr) return ncclInvalidArgument;
-  *handle = address;
-  return ncclSuccess;
-}
-ncclResult_t ncclCommDeregister(ncclComm_t comm, void*) {
-  return comm == nullptr ? ncclInvalidArgument : ncclSuccess;
 }

@@ -20,6 +20,14 @@
 
 namespace emulator::nccl {
 
+// A range of memory that a communicator knows.
+struct Registration {
+  const ncclComm* comm;
+  const char* address;
+  std::size_t bytes;
+  int references = 1;
+};
+
 struct Operation {
   enum class Kind { all_reduce, reduce_scatter, all_gather, broadcast, send, receive };
   Kind kind;
@@ -29,6 +37,9 @@ struct Operation {
   ncclDataType_t type;
   ncclRedOp_t op;
   int peer;  // or root
+  // That hold the buffers; null where none does. A graph knows its memory by itself.
+  std::shared_ptr<Registration> send_range = nullptr, receive_range = nullptr;
+  bool captured = false;
   bool is_message() const { return kind >= Kind::send; }
   std::string describe() const;
 };
@@ -70,11 +81,24 @@ struct Group {
   void fail(ncclResult_t result, const std::string& why);
 };
 
+// Keeps the words for ncclGetLastError of this thread; returns the result.
+ncclResult_t refuse(ncclResult_t result, const std::string& why);
+
 // Runs on a stream: until done, an error, or this rank's abort.
 void meet(Group& group, int rank, const Operation& operation);
 void pass_messages(Group& group, int rank, const std::vector<Operation>& operations);
 // What is wrong with its memory on this device; "" if nothing.
 std::string mistake_in(const Operation& operation, std::size_t ranks, int device);
+// How much it reads and writes, of a group of so many ranks.
+std::size_t send_bytes(const Operation& operation, std::size_t ranks);
+std::size_t receive_bytes(const Operation& operation, std::size_t ranks);
+
+// ---- nccl_registration.cpp; with the lock held.
+std::shared_ptr<Registration> find_registration(const ncclComm* comm, const void* address,
+                                                std::size_t bytes);
+// What a communicator has left, as " [address, address)" each.
+std::string describe_registrations(const ncclComm* comm);
+void drop_registrations(const ncclComm* comm);
 
 }  // namespace emulator::nccl
 

@@ -51,11 +51,23 @@ void Group::fail(ncclResult_t result, const std::string& why) {
   changed().notify_all();
 }
 
+std::size_t send_bytes(const Operation& operation, std::size_t ranks) {
+  using Kind = Operation::Kind;
+  if (operation.kind == Kind::receive) return 0;
+  const std::size_t piece = operation.count * bytes_of(operation.type);
+  return piece * (operation.kind == Kind::reduce_scatter ? ranks : 1);
+}
+std::size_t receive_bytes(const Operation& operation, std::size_t ranks) {
+  using Kind = Operation::Kind;
+  if (operation.kind == Kind::send) return 0;
+  const std::size_t piece = operation.count * bytes_of(operation.type);
+  return piece * (operation.kind == Kind::all_gather ? ranks : 1);
+}
+
 std::string mistake_in(const Operation& operation, std::size_t ranks, int device) {
   using Kind = Operation::Kind;
   if (bytes_of(operation.type) == 0) return "unknown type";
-  const std::size_t piece = operation.count * bytes_of(operation.type);
-  if (piece == 0) return "";
+  if (operation.count == 0) return "";
   const auto check = [&](const void* address, std::size_t bytes, const char* what) -> std::string {
     const Pointer found = find_pointer(address);
     if (found.type == cudaMemoryTypeUnregistered) return std::string(what) + " is no device memory";
@@ -66,11 +78,9 @@ std::string mistake_in(const Operation& operation, std::size_t ranks, int device
   };
   std::string mistake;
   if (operation.kind != Kind::receive)
-    mistake = check(operation.send, piece * (operation.kind == Kind::reduce_scatter ? ranks : 1),
-                    "the send buffer");
+    mistake = check(operation.send, send_bytes(operation, ranks), "the send buffer");
   if (mistake.empty() && operation.kind != Kind::send)
-    mistake = check(operation.receive, piece * (operation.kind == Kind::all_gather ? ranks : 1),
-                    "the receive buffer");
+    mistake = check(operation.receive, receive_bytes(operation, ranks), "the receive buffer");
   return mistake;
 }
 
@@ -99,6 +109,29 @@ void wait(std::unique_lock<std::mutex>& lock, Group& group, int rank, const Read
 bool same(const Operation& a, const Operation& b) {
   return a.kind == b.kind && a.count == b.count && a.type == b.type && a.op == b.op &&
          a.peer == b.peer;
+}
+
+std::string registered_in(const Operation& operation) {
+  const auto word = [](const std::shared_ptr<Registration>& range) {
+    return range != nullptr ? "registered" : "not registered";
+  };
+  std::string text;
+  if (operation.kind != Operation::Kind::receive)
+    text = std::string("sends from memory ") + word(operation.send_range);
+  if (operation.kind != Operation::Kind::send)
+    text += (text.empty() ? "" : ", ") + std::string("receives in memory ") +
+            word(operation.receive_range);
+  return text;
+}
+
+// What NCCL leaves undefined: registered memory of some ranks and other memory of others.
+bool registered_alike(const Operation& a, const Operation& b) {
+  if (a.count == 0 || a.captured || b.captured) return true;
+  if (!a.is_message())
+    return (a.send_range == nullptr) == (b.send_range == nullptr) &&
+           (a.receive_range == nullptr) == (b.receive_range == nullptr);
+  const bool one = a.send_range != nullptr || a.receive_range != nullptr;
+  return one == (b.send_range != nullptr || b.receive_range != nullptr);
 }
 
 // All ranks' memory is at hand. Inputs are copied first: outputs may lie in them.
@@ -159,14 +192,20 @@ void meet(Group& group, int rank, const Operation& operation) {
   if (meeting.arrived == group.size()) {
     const bool equal = std::ranges::all_of(
         meeting.operations, [&](const Operation* other) { return same(*other, operation); });
-    if (equal) {
+    const bool alike = std::ranges::all_of(meeting.operations, [&](const Operation* other) {
+      return registered_alike(*other, operation);
+    });
+    if (equal && alike) {
       do_for_all(meeting.operations);
       meeting.done = true;
       for (Group::Member& member : group.members) member.in_collective = false;
     } else {
-      std::string text = "calls differ:";
-      for (std::size_t r = 0; r < group.size(); ++r)
-        text += " rank " + std::to_string(r) + ": " + meeting.operations[r]->describe() + ";";
+      std::string text = equal ? "registered on some ranks alone:" : "calls differ:";
+      for (std::size_t r = 0; r < group.size(); ++r) {
+        const Operation& other = *meeting.operations[r];
+        text += " rank " + std::to_string(r) + ": " + other.describe() +
+                (equal ? " " + registered_in(other) : "") + ";";
+      }
       group.fail(ncclInvalidUsage, text);
     }
   }
@@ -207,6 +246,12 @@ void pass_messages(Group& group, int rank, const std::vector<Operation>& operati
     if (from.count != to.count || from.type != to.type) {
       group.fail(ncclInvalidUsage,
                  "messages differ: " + from.describe() + "; " + to.describe() + ";");
+      break;
+    }
+    if (!registered_alike(from, to)) {
+      group.fail(ncclInvalidUsage, "registered on some ranks alone: " + from.describe() + " " +
+                                       registered_in(from) + "; " + to.describe() + " " +
+                                       registered_in(to) + ";");
       break;
     }
     const std::size_t bytes = from.count * bytes_of(from.type);

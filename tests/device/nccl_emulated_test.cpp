@@ -12,90 +12,11 @@
 #include <optional>
 #include <thread>
 
+#include "nccl_emulated_support.h"
 #include "nccl_support.h"
 
 using namespace sherd;
-using test::DeviceRank;
-
-namespace {
-
-using Clock = std::chrono::steady_clock;
-
-// Streams that are made meanwhile have threads.
-class ThreadStreams {
- public:
-  explicit ThreadStreams(int delay = 0) {
-    emulator::set_streams(emulator::Streams::threads, delay);
-  }
-  ~ThreadStreams() {
-    emulator::set_streams(emulator::Streams::in_place);
-    emulator::set_nccl_patience(30.0);
-  }
-};
-
-double seconds_since(Clock::time_point start) {
-  return std::chrono::duration<double>(Clock::now() - start).count();
-}
-
-// Holds a stream until it is let go.
-class Held {
- public:
-  explicit Held(Stream& stream) {
-    stream.enqueue_on_host([go = go_] {
-      while (!*go) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    });
-  }
-  ~Held() { let_go(); }
-  void let_go() { *go_ = true; }
-
- private:
-  std::shared_ptr<std::atomic<bool>> go_ = std::make_shared<std::atomic<bool>>(false);
-};
-
-NcclOptions small_options() {
-  NcclOptions options;
-  options.exact_sums = true;
-  options.staging_bytes = 1 << 16;
-  return options;
-}
-
-// A thread for every rank, with its device and its part of one communicator.
-void on_ranks(int size, const std::function<void(int, ncclComm_t, cudaStream_t)>& body) {
-  ncclUniqueId id;
-  REQUIRE(ncclGetUniqueId(&id) == ncclSuccess);
-  std::vector<std::thread> threads;
-  for (int rank = 0; rank < size; ++rank) {
-    threads.emplace_back([&, rank] {
-      ncclComm_t comm = nullptr;
-      cudaStream_t stream = nullptr;
-      CHECK(cudaSetDevice(rank) == cudaSuccess);
-      CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
-      CHECK(ncclCommInitRank(&comm, size, id, rank) == ncclSuccess);
-      body(rank, comm, stream);
-      CHECK(ncclCommDestroy(comm) == ncclSuccess);
-      CHECK(cudaStreamDestroy(stream) == cudaSuccess);
-    });
-  }
-  for (std::thread& thread : threads) thread.join();
-}
-
-std::vector<float> values_at(const float* data, std::size_t count) {
-  std::vector<float> values(count);
-  CHECK(cudaMemcpy(values.data(), data, count * sizeof(float), cudaMemcpyDeviceToHost) ==
-        cudaSuccess);
-  return values;
-}
-
-float* array_of(std::size_t count, float value) {
-  float* data = nullptr;
-  CHECK(cudaMalloc(reinterpret_cast<void**>(&data), count * sizeof(float)) == cudaSuccess);
-  const std::vector<float> values(count, value);
-  CHECK(cudaMemcpy(data, values.data(), count * sizeof(float), cudaMemcpyHostToDevice) ==
-        cudaSuccess);
-  return data;
-}
-
-}  // namespace
+using namespace sherd::test;
 
 TEST_CASE("nccl: streams with threads and delays change no bit") {
   const ThreadStreams threads(300);
@@ -209,7 +130,7 @@ TEST_CASE("nccl: a rank that fails while the others begin does not leave them wa
         fail("no GPU here");
       }
       NcclOptions mine = small_options();
-      mine.allocator = &context.allocator();
+      mine.allocator = context.shared_allocator(MemoryPool::device);
       make_nccl_communicator(host, host.rank(), context.compute_stream(), mine);
     });
   } catch (const Error& problem) {
@@ -227,7 +148,7 @@ TEST_CASE("emulated nccl: two ranks on one device are refused, by both") {
       options.device = Device::cuda;
       Context context(options);
       NcclOptions mine = small_options();
-      mine.allocator = &context.allocator();
+      mine.allocator = context.shared_allocator(MemoryPool::device);
       try {
         make_nccl_communicator(host, 0, context.compute_stream(), mine);
       } catch (const Error& error) {

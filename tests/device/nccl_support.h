@@ -120,7 +120,7 @@ inline std::string error_on_devices(int size, NcclOptions options,
       Context context(of_rank);
       const std::unique_ptr<Stream> stream = context.make_stream("communication");
       NcclOptions mine = options;
-      mine.allocator = &context.allocator();
+      mine.allocator = context.shared_allocator(MemoryPool::device);
       const auto nccl = make_nccl_communicator(host, host.rank(), *stream, mine);
       OnDevice comm(*nccl, context, *stream);
       DeviceRank rank{host, context, *stream, *nccl, comm};

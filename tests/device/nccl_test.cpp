@@ -258,7 +258,7 @@ TEST_CASE("nccl: what it cannot work with is one message") {
   };
   refused(0, {}, "needs an allocator");
   NcclOptions options;
-  options.allocator = &context.allocator();
+  options.allocator = context.shared_allocator(MemoryPool::device);
   refused(1, options, "the stream is of GPU 0, and GPU 1 was asked for");
   options.staging_bytes = 63;
   refused(0, options, "63 bytes of staging memory are too few for 1 ranks");

@@ -48,6 +48,12 @@ void set_guard(bool on);
 // How long a rank of emulated NCCL waits for the others before that is an error [30 s].
 void set_nccl_patience(double seconds);
 
+// Ranges of memory that communicators of emulated NCCL know: at present, and ever made so.
+struct NcclRegistrations {
+  std::size_t now, made;
+};
+NcclRegistrations nccl_registrations();
+
 // Runs `work` in order on an emulated stream, as device work: for other emulated libraries. While
 // the stream is captured the work is recorded, and runs at every replay.
 void enqueue(CUstream_st* stream, std::function<void()> work);
