@@ -27,7 +27,7 @@ Context::Context(const ContextOptions& options) : options_(options) {
       cuda::require_device(options.device_index);
       compute_stream_ = cuda::make_stream(options.device_index, "compute");
       device_memory = cuda::make_device_memory(options.device_index, compute_stream_);
-      host_memory = cuda::make_pinned_memory(options.device_index);
+      host_memory = cuda::make_pinned_memory(options.device_index, compute_stream_);
       break;
     case Device::meta:
       compute_stream_ = std::make_unique<Stream>(Stream::Kind::meta, "compute");

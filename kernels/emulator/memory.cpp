@@ -251,6 +251,7 @@ cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
 cudaError_t cudaFreeHost(void* pointer) {
   if (pointer == nullptr) return cudaSuccess;
   if (const cudaError_t error = refuse_unsafe_call()) return remember(error);
+  for (const StreamPtr& stream : all_streams(current_device())) drain(stream);
   const HiddenLocks hidden;
   const std::lock_guard lock(mutex);
   if (pinned().erase(static_cast<char*>(pointer)) == 0) return remember(cudaErrorInvalidValue);

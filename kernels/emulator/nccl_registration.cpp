@@ -79,7 +79,9 @@ void drop_registrations(const ncclComm* comm) {
 
 NcclRegistrations nccl_registrations() {
   const std::lock_guard lock(nccl::mutex());
-  return {nccl::all().ranges.size(), nccl::all().made};
+  std::size_t bytes = 0;
+  for (const auto& range : nccl::all().ranges) bytes += range->bytes;
+  return {nccl::all().ranges.size(), bytes, nccl::all().made};
 }
 
 }  // namespace emulator

@@ -40,12 +40,14 @@ class DeviceMemory final : public MemorySource {
       : device_(device), stream_(std::move(stream)) {}
 
   std::byte* reserve(std::size_t bytes, std::size_t /*alignment: cudaMalloc's is 256*/) override {
+    wait_before_driver_does(*stream_);
     SHERD_CUDA_CHECK(cudaSetDevice(device_));
     void* data = nullptr;
     return has_memory(cudaMalloc(&data, bytes), "cudaMalloc") ? static_cast<std::byte*>(data)
                                                               : nullptr;
   }
   void free(std::byte* data) override {
+    wait_before_driver_does(*stream_);
     cudaSetDevice(device_);
     cudaFree(data);  // waits for the device
   }
@@ -60,9 +62,11 @@ class DeviceMemory final : public MemorySource {
 
 class PinnedMemory final : public MemorySource {
  public:
-  explicit PinnedMemory(int device) : device_(device) {}
+  PinnedMemory(int device, std::shared_ptr<Stream> stream)
+      : device_(device), stream_(std::move(stream)) {}
 
   std::byte* reserve(std::size_t bytes, std::size_t /*alignment: whole pages*/) override {
+    wait_before_driver_does(*stream_);
     SHERD_CUDA_CHECK(cudaSetDevice(device_));
     void* data = nullptr;
     return has_memory(cudaHostAlloc(&data, bytes, cudaHostAllocPortable), "cudaHostAlloc")
@@ -70,6 +74,7 @@ class PinnedMemory final : public MemorySource {
                : nullptr;
   }
   void free(std::byte* data) override {
+    wait_before_driver_does(*stream_);
     cudaSetDevice(device_);
     cudaFreeHost(data);
   }
@@ -77,6 +82,7 @@ class PinnedMemory final : public MemorySource {
 
  private:
   int device_;
+  std::shared_ptr<Stream> stream_;
 };
 
 }  // namespace
@@ -117,8 +123,8 @@ std::unique_ptr<MemorySource> make_device_memory(int device, std::shared_ptr<Str
   return std::make_unique<DeviceMemory>(device, std::move(stream));
 }
 
-std::unique_ptr<MemorySource> make_pinned_memory(int device) {
-  return std::make_unique<PinnedMemory>(device);
+std::unique_ptr<MemorySource> make_pinned_memory(int device, std::shared_ptr<Stream> stream) {
+  return std::make_unique<PinnedMemory>(device, std::move(stream));
 }
 
 void copy(Stream& stream, void* to, const void* from, std::size_t bytes) {

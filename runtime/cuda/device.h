@@ -28,11 +28,14 @@ std::unique_ptr<Stream> make_sibling(Stream& stream, std::string name);
 // second. Streams' own events keep none: CUDA's are cheaper without.
 Event record_time(Stream& stream);
 double seconds_between(const Event& first, const Event& second);
+// Before a call in which the driver waits for the device: waits for all streams of this one's
+// context, of which ranks may have failed (Stream::watch). The driver itself would wait for ever.
+void wait_before_driver_does(Stream& stream);
 // The memory of the device, in the order of a stream: what is reused there waits for its events on
 // the device, not on the host.
 std::unique_ptr<MemorySource> make_device_memory(int device, std::shared_ptr<Stream> stream);
-// The host's, which devices read and write directly.
-std::unique_ptr<MemorySource> make_pinned_memory(int device);
+// The host's, which devices read and write directly. The stream: any of the context.
+std::unique_ptr<MemorySource> make_pinned_memory(int device, std::shared_ptr<Stream> stream);
 
 // In the order of a stream. Each address may be the device's or the host's; see reads_later().
 void copy(Stream& stream, void* to, const void* from, std::size_t bytes);

@@ -11,11 +11,15 @@
 namespace sherd::cuda {
 namespace {
 
-// Which capture is under way on the streams of a context. Its events belong to it: the host cannot
-// ask for them, and after it they mean nothing, since a graph keeps their order by itself.
+class CudaStream;
+
+// What the streams of a context share. Which capture is under way: its events belong to it, the
+// host cannot ask for them, and after it they mean nothing, since a graph keeps their order by
+// itself.
 struct CaptureState {
   std::uint64_t number = 0;
   bool active = false;
+  std::vector<CudaStream*> streams;
 };
 
 // Events are made and destroyed a few hundred times a step; CUDA's are cheap without timing.
@@ -80,8 +84,11 @@ class CudaStream final : public Stream::Backend {
     SHERD_CUDA_CHECK(cudaDeviceGetStreamPriorityRange(&least, &greatest));
     SHERD_CUDA_CHECK(
         cudaStreamCreateWithPriority(&stream_, cudaStreamNonBlocking, first ? greatest : least));
+    capture_->streams.push_back(this);
   }
   ~CudaStream() override {
+    std::erase(capture_->streams, this);
+    wait_for_end();
     cudaStreamSynchronize(stream_);
     cudaStreamDestroy(stream_);
   }
@@ -130,6 +137,15 @@ class CudaStream final : public Stream::Backend {
       });
     }
     SHERD_CUDA_CHECK(cudaStreamSynchronize(stream_));
+  }
+  // Until its work is done, or it is known that some never will be without an abort, which has
+  // begun then. Throws nothing, and leaves errors to those who wait for results.
+  void wait_for_end() {
+    const Watches all = watches_.all();
+    if (all.empty() || capture_->active) return;
+    wait_until(
+        all, [this] { return cudaStreamQuery(stream_) != cudaErrorNotReady; },
+        [](Watch& watch) { return !watch.has_error(false); });
   }
   std::shared_ptr<void> watch(std::function<void(bool)> look) override {
     auto made = std::make_shared<Watch>(std::move(look));
@@ -201,6 +217,10 @@ double seconds_between(const Event& first, const Event& second) {
   float milliseconds = 0.f;
   SHERD_CUDA_CHECK(cudaEventElapsedTime(&milliseconds, start->get(), end->get()));
   return static_cast<double>(milliseconds) / 1e3;
+}
+
+void wait_before_driver_does(Stream& stream) {
+  for (CudaStream* one : backend_of(stream).capture()->streams) one->wait_for_end();
 }
 
 std::unique_ptr<Graph> Graph::capture(Stream& stream, const std::function<void()>& body) {

@@ -43,10 +43,13 @@ std::unique_ptr<Stream> make_sibling(Stream&, std::string) {
 std::unique_ptr<Graph> Graph::capture(Stream&, const std::function<void()>&) {
   fail_unavailable();
 }
+void wait_before_driver_does(Stream&) {
+  fail_unavailable();
+}
 std::unique_ptr<MemorySource> make_device_memory(int, std::shared_ptr<Stream>) {
   fail_unavailable();
 }
-std::unique_ptr<MemorySource> make_pinned_memory(int) {
+std::unique_ptr<MemorySource> make_pinned_memory(int, std::shared_ptr<Stream>) {
   fail_unavailable();
 }
 void copy(Stream&, void*, const void*, std::size_t) {

@@ -21,18 +21,16 @@ class Watch {
 
   void look(bool done) {
     const std::lock_guard lock(mutex_);
-    if (error_) {
-      told_ = true;
-      std::rethrow_exception(error_);
-    }
-    if (!look_) return;
-    try {
-      look_(done);
-    } catch (...) {
-      error_ = std::current_exception();
-      told_ = true;
-      throw;
-    }
+    find_error(done);
+    if (!error_) return;
+    told_ = true;
+    std::rethrow_exception(error_);
+  }
+  // Whether there is an error, for somebody who is not concerned: it is still to be told.
+  bool has_error(bool done) {
+    const std::lock_guard lock(mutex_);
+    find_error(done);
+    return error_ != nullptr;
   }
   void stop() {
     const std::lock_guard lock(mutex_);
@@ -48,6 +46,15 @@ class Watch {
   }
 
  private:
+  void find_error(bool done) {
+    if (error_ || !look_) return;
+    try {
+      look_(done);
+    } catch (...) {
+      error_ = std::current_exception();
+    }
+  }
+
   std::mutex mutex_;
   std::function<void(bool)> look_;
   std::exception_ptr error_;
@@ -55,9 +62,10 @@ class Watch {
 };
 using Watches = std::vector<std::shared_ptr<Watch>>;
 
-// Waits without the driver, which would not come back from work that never ends.
-template <typename Query>
-void wait_and_look(const Watches& watches, const Query& is_done) {
+// Waits without the driver, which would not come back from work that never ends. look(watch) is
+// called from time to time; false from it ends the wait.
+template <typename Query, typename Look>
+void wait_until(const Watches& watches, const Query& is_done, const Look& look) {
   using Clock = std::chrono::steady_clock;
   constexpr auto kLook = std::chrono::milliseconds(2);
   auto next = Clock::now() + kLook;
@@ -68,9 +76,18 @@ void wait_and_look(const Watches& watches, const Query& is_done) {
       std::this_thread::sleep_for(std::chrono::microseconds(20));
     }
     if (Clock::now() < next) continue;
-    for (const auto& watch : watches) watch->look(false);
+    for (const auto& watch : watches) {
+      if (!look(*watch)) return;
+    }
     next = Clock::now() + kLook;
   }
+}
+template <typename Query>
+void wait_and_look(const Watches& watches, const Query& is_done) {
+  wait_until(watches, is_done, [](Watch& watch) {
+    watch.look(false);
+    return true;
+  });
   for (const auto& watch : watches) watch->look(true);
 }
 

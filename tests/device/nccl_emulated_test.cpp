@@ -78,6 +78,42 @@ TEST_CASE("nccl: an abort reaches ranks that wait for the device, soon") {
   }
 }
 
+TEST_CASE("nccl: an abort reaches ranks that the driver would hold") {
+  const ThreadStreams threads;
+  // In these the driver waits for all that the device does.
+  for (int how = 0; how < 3; ++how) {
+    CAPTURE(how);
+    const auto start = Clock::now();
+    const std::string error = test::error_on_devices(3, small_options(), [&](DeviceRank& rank) {
+      Allocator& allocator = how == 0 ? rank.context.allocator() : rank.context.host_allocator();
+      auto other = rank.context.make_stream("another");
+      const Tensor data = Tensor::zeros(rank.context, {1'000}, DType::f32);
+      const MemoryBlock block = allocator.allocate(3 << 20, MemoryCategory::workspace);
+      rank.stream.wait(rank.context.compute_stream().record());
+      rank.stream.synchronize();
+      std::optional<Held> held;
+      if (rank.host.rank() == 0) held.emplace(rank.stream);
+      rank.nccl.all_reduce(data.raw_data(), 1'000, DType::f32, ReduceOp::sum, "a");
+      other->wait(rank.stream.record());
+      if (rank.host.rank() == 0) {
+        std::this_thread::sleep_for(std::chrono::milliseconds(50));
+        rank.host.abort("rank 0: the disk is full");
+      }
+      allocator.release(block, MemoryCategory::workspace, {});
+      if (rank.host.rank() > 0) {
+        if (how < 2) allocator.trim();
+        if (how == 2) other.reset();
+      }
+      // Who waits for results is told nevertheless.
+      CHECK_THROWS_WITH_AS(rank.stream.synchronize(), "rank 0: the disk is full", Error);
+      held.reset();
+      fail("rank 0: the disk is full");
+    });
+    CHECK(error == "rank 0: the disk is full");
+    CHECK(seconds_since(start) < 5.0);
+  }
+}
+
 TEST_CASE("nccl: a rank that fails alone ends the others, who wait on their devices") {
   const ThreadStreams threads;
   const auto start = Clock::now();

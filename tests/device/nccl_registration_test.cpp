@@ -87,7 +87,7 @@ TEST_CASE("nccl registration: every segment that calls touch, once, until the en
   const Registering on;
   for (const int size : {2, 3}) {
     const std::size_t before = made_so_far();
-    std::atomic<std::size_t> segments{0};
+    std::atomic<std::size_t> segments{0}, bytes{0};
     on_devices(size, small_options(), [&](DeviceRank& rank) {
       const Tensor small = bytes_of(rank.context, 1000), large = bytes_of(rank.context, kLarge),
                    unused = bytes_of(rank.context, 100 << 20);
@@ -102,7 +102,9 @@ TEST_CASE("nccl registration: every segment that calls touch, once, until the en
       CHECK(touched.size() == 2);
       CHECK_FALSE(touched.contains(allocator.segment_of(unused.raw_data()).data()));
       segments += touched.size();
+      for (std::byte* segment : touched) bytes += allocator.segment_of(segment).size();
       rank.host.barrier("all have");
+      CHECK(emulator::nccl_registrations().bytes == bytes);
       CHECK(registered() == 2 * static_cast<std::size_t>(size));
       rank.host.barrier("all have looked");
     });
@@ -110,6 +112,25 @@ TEST_CASE("nccl registration: every segment that calls touch, once, until the en
     CHECK(made_so_far() - before == segments);
     CHECK(registered() == 0);
   }
+}
+
+TEST_CASE("nccl registration: the staging memory too") {
+  const Registering on;
+  const std::size_t before = made_so_far();
+  NcclOptions options = small_options();
+  options.staging_bytes = 1 << 20;  // in a large segment, where no tensor is
+  on_devices(2, options, [&](DeviceRank& rank) {
+    check_type<float>(rank.comm, DType::f32, 500);
+    rank.host.barrier("all have");
+    CHECK(made_so_far() - before == 2 * 2);
+  });
+  // One that adds nothing uses none.
+  options.exact_sums = false;
+  on_devices(2, options, [&](DeviceRank& rank) {
+    check_type<std::int32_t>(rank.comm, DType::i32, 500);
+    rank.host.barrier("all have");
+    CHECK(made_so_far() - before == 2 * 2 + 2);
+  });
 }
 
 TEST_CASE("nccl registration: each group registers for itself") {

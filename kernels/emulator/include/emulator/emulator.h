@@ -48,9 +48,10 @@ void set_guard(bool on);
 // How long a rank of emulated NCCL waits for the others before that is an error [30 s].
 void set_nccl_patience(double seconds);
 
-// Ranges of memory that communicators of emulated NCCL know: at present, and ever made so.
+// Ranges of memory that communicators of emulated NCCL know: at present, their bytes, and all that
+// were ever registered.
 struct NcclRegistrations {
-  std::size_t now, made;
+  std::size_t now, bytes, made;
 };
 NcclRegistrations nccl_registrations();
 
