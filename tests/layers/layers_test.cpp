@@ -176,6 +176,7 @@ TEST_CASE("layers: every public header is installed") {
                                                   "comm/nccl_communicator.h",
                                                   "comm/nccl_handle.h",
                                                   "comm/nccl_reduce.h",
+                                                  "comm/nccl_registration.h",
                                                   "comm/reduce.h",
                                                   "comm/shared_communicator.h",
                                                   "comm/shared_region.h",
