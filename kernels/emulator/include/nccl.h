@@ -6,6 +6,8 @@
 //
 // Calls of ranks that differ, buffers that are no device memory or too small, and two ranks on one
 // device are errors; a rank that waits longer than emulator::set_nccl_patience() is one too.
+// Registered memory changes nothing but is checked: all ranks give it to a call or none, and
+// neither memory nor communicators end while there is a registration.
 #pragma once
 
 #include <cuda_runtime.h>
