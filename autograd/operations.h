@@ -53,6 +53,10 @@ SHERD_API Variable cross_entropy(const Variable& logits, const CrossEntropyTarge
                                  std::int64_t rows_total = 0);
 
 SHERD_API Variable patchify(const Variable& images, const PatchSize& patch);
+// linear(patchify(images, patch), weight, bias), which keeps the images for backward, not the
+// patches: a convolution whose kernel [D, C, ph, pw] (or [D, C, pt, ph, pw]) equals its stride.
+SHERD_API Variable patch_embed(const Variable& images, const Variable& weight, const Variable& bias,
+                               const PatchSize& patch);
 SHERD_API Variable assemble_tokens(const Variable& patches, const Variable& class_token,
                                    const Variable& position);  // class_token may be empty
 SHERD_API Variable select_token(const Variable& tokens, std::int64_t index);

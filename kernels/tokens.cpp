@@ -7,30 +7,10 @@
 #include <sherd/kernels/cuda/tokens.h>
 #include <sherd/kernels/dispatch.h>
 #include <sherd/kernels/elementwise.h>
+#include <sherd/kernels/patch_shape.h>
 
 namespace sherd {
 namespace {
-
-arguments::PatchShape patch_shape(const Shape& images, const PatchSize& patch) {
-  SHERD_CHECK(images.rank() == 4 || images.rank() == 5,
-              "patchify: expected images [B, C, H, W] or [B, C, T, H, W], got {}",
-              images.to_string());
-  arguments::PatchShape shape;
-  shape.batch = images.dim(0);
-  shape.channels = images.dim(1);
-  shape.time = images.rank() == 5 ? images.dim(2) : 1;
-  shape.height = images.dim(-2);
-  shape.width = images.dim(-1);
-  shape.patch_time = patch.frames;
-  shape.patch_height = patch.height;
-  shape.patch_width = patch.width;
-  SHERD_CHECK(patch.frames > 0 && patch.height > 0 && patch.width > 0 &&
-                  shape.time % patch.frames == 0 && shape.height % patch.height == 0 &&
-                  shape.width % patch.width == 0,
-              "patchify: images {} are not divisible into patches of {} x {} x {}",
-              images.to_string(), patch.frames, patch.height, patch.width);
-  return shape;
-}
 
 arguments::TokenShape token_shape(const Tensor& tokens) {
   SHERD_CHECK(tokens.rank() == 3, "expected tokens [B, N, D], got {}", tokens.describe());
@@ -40,20 +20,18 @@ arguments::TokenShape token_shape(const Tensor& tokens) {
 }  // namespace
 
 Tensor patchify(const Tensor& images, const PatchSize& patch) {
-  const arguments::PatchShape shape = patch_shape(images.shape(), patch);
+  const arguments::PatchShape shape = patch_shape("patchify", images.shape(), patch);
   const Tensor x = contiguous(images);
   Context& context = x.context();
-  const std::int64_t columns = shape.channels * patch.frames * patch.height * patch.width;
-  const std::int64_t count =
-      shape.time / patch.frames * (shape.height / patch.height) * (shape.width / patch.width);
-  const Tensor out = Tensor::empty(context, {shape.batch, count, columns}, x.dtype());
+  const Tensor out =
+      Tensor::empty(context, {shape.batch, shape.count(), shape.columns()}, x.dtype());
   if (context.is_meta() || out.numel() == 0) return out;
   SHERD_RUN_KERNEL(out, patchify, shape, size_of(x.dtype()), x.raw_data(), out.raw_data());
   return out;
 }
 
 Tensor unpatchify(const Tensor& patches, const Shape& images, const PatchSize& patch) {
-  const arguments::PatchShape shape = patch_shape(images, patch);
+  const arguments::PatchShape shape = patch_shape("unpatchify", images, patch);
   SHERD_CHECK(patches.numel() == images.numel(), "unpatchify: {} does not hold images {}",
               patches.describe(), images.to_string());
   const Tensor x = contiguous(patches);

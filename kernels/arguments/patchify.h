@@ -23,6 +23,14 @@ struct PatchShape {
   std::int64_t patch_time = 1;  // each divides its extent
   std::int64_t patch_height = 1;
   std::int64_t patch_width = 1;
+
+  // Patches of one sample, and elements of a patch: rows and columns of a sample's matrix.
+  constexpr std::int64_t count() const {
+    return time / patch_time * (height / patch_height) * (width / patch_width);
+  }
+  constexpr std::int64_t columns() const {
+    return channels * patch_time * patch_height * patch_width;
+  }
 };
 
 }  // namespace sherd::arguments

@@ -1,15 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tensor-core kernels of attention share: tiles in shared memory and fragments in
-// registers.
+// What the tensor-core kernels of attention share: tiles in shared memory and their way there and
+// back.
 //
 // A block works on one head of one sample with kWarps warps. A `slice` is 16 consecutive rows
-// (queries or keys): what one mma takes. A tile in shared memory has D elements a row and a pitch
-// of D + 8: an odd number of 16-byte units, so the eight rows of an ldmatrix lie in different
-// banks.
+// (queries or keys): what one mma takes. A tile in shared memory has D elements a row.
 #pragma once
 
 #include <sherd/kernels/cuda/attention.h>
 #include <sherd/kernels/cuda/device.h>
+#include <sherd/kernels/cuda/fragments.cuh>
 
 namespace sherd::cuda::attention {
 
@@ -19,9 +18,6 @@ constexpr int kSlice = 16;
 constexpr float kLog2E = 1.44269504088896340736f;
 constexpr float kLn2 = 0.69314718055994530942f;
 
-template <int D>
-constexpr int kPitch = D + 8;
-
 // The matrix of one head of one sample; offsets inside it are int, see tensor_cores_take.
 template <typename T>
 struct Rows {
@@ -30,12 +26,6 @@ struct Rows {
         stride(static_cast<int>(view.token_stride)) {}
   T* data;
   int stride;
-};
-
-struct Lane {
-  int lane = static_cast<int>(threadIdx.x) % 32;
-  int group = lane / 4;       // row of an accumulator, and group + 8
-  int column = lane % 4 * 2;  // column of an accumulator's pair
 };
 
 // Starts the copy of kRows rows from `first` on into a tile; rows from `count` on are zeros.
@@ -56,29 +46,6 @@ __device__ __forceinline__ void copy_rows(T* tile, const Rows<const T>& rows, in
     ptx::cp_async16(tile + row * kPitch<D> + column,
                     rows.data + (inside ? first + row : 0) * rows.stride + column, inside ? 16 : 0);
   }
-}
-
-// Fragments of 16 x 16 elements whose corner is `corner`; see ptx::ldmatrix_x4.
-
-// The left operand: rows of the tile are its rows.
-template <int D, typename T>
-__device__ __forceinline__ void load_left(std::uint32_t (&a)[4], const T* corner, int lane) {
-  ptx::ldmatrix_x4(a, corner + lane % 16 * kPitch<D> + lane / 16 * 8);
-}
-// Two right operands of a product with the transposed tile: its rows are columns of the product.
-template <int D, typename T>
-__device__ __forceinline__ void load_right_transposed(std::uint32_t (&b)[2][2], const T* corner,
-                                                      int lane) {
-  std::uint32_t r[4];
-  ptx::ldmatrix_x4(r, corner + (lane % 8 + lane / 16 * 8) * kPitch<D> + lane / 8 % 2 * 8);
-  b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
-}
-// Two right operands of a product with the tile: its columns are columns of the product.
-template <int D, typename T>
-__device__ __forceinline__ void load_right(std::uint32_t (&b)[2][2], const T* corner, int lane) {
-  std::uint32_t r[4];
-  ptx::ldmatrix_x4_trans(r, corner + lane % 16 * kPitch<D> + lane / 16 * 8);
-  b[0][0] = r[0], b[0][1] = r[1], b[1][0] = r[2], b[1][1] = r[3];
 }
 
 // Two neighbouring accumulators of 16 x 8, rounded to T, are a left operand of 16 x 16.

@@ -8,6 +8,7 @@
 #include <sherd/kernels/cuda/gelu.h>
 #include <sherd/kernels/cuda/layer_norm.h>
 #include <sherd/kernels/cuda/optimizers.h>
+#include <sherd/kernels/cuda/patch_embed.h>
 #include <sherd/kernels/cuda/patchify.h>
 #include <sherd/kernels/cuda/product.h>
 #include <sherd/kernels/cuda/reduce.h>
@@ -169,7 +170,15 @@ SHERD_INSTANTIATE(bf16)
 SHERD_INSTANTIATE(f16)
 #undef SHERD_INSTANTIATE
 
-// ---- tokens
+// ---- patch embedding, tokens
+template <typename T>
+void patch_embed_forward(Stream&, const PatchEmbedForward<T>&) {
+  fail_unavailable();
+}
+template <typename T>
+void patch_embed_backward_weight(Stream&, const PatchEmbedBackwardWeight<T>&) {
+  fail_unavailable();
+}
 template <typename T>
 void assemble_tokens(Stream&, const AssembleTokens<T>&) {
   fail_unavailable();
@@ -195,6 +204,8 @@ void select_token_backward(Stream&, const TokenShape&, std::int64_t, const T*, T
   fail_unavailable();
 }
 #define SHERD_INSTANTIATE(T)                                                                     \
+  template void patch_embed_forward<T>(Stream&, const PatchEmbedForward<T>&);                    \
+  template void patch_embed_backward_weight<T>(Stream&, const PatchEmbedBackwardWeight<T>&);     \
   template void assemble_tokens<T>(Stream&, const AssembleTokens<T>&);                           \
   template void assemble_tokens_backward<T>(Stream&, const AssembleTokensBackward<T>&);          \
   template void mean_tokens<T>(Stream&, const TokenShape&, std::int64_t, const T*, T*);          \

@@ -24,7 +24,7 @@ PatchEmbed::PatchEmbed(std::int64_t channels, std::int64_t patch, std::int64_t d
 }
 
 Variable PatchEmbed::forward(const Variable& images) {
-  return linear(patchify(images, patch_), weight_->variable(), bias_->variable());
+  return patch_embed(images, weight_->variable(), bias_->variable(), patch_);
 }
 
 }  // namespace sherd

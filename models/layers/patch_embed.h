@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// PatchEmbed: a convolution whose kernel equals its stride, computed as a matrix product over
-// patches. images [B, C, H, W] → [B, (H / p)(W / p), dim]; weight [dim, C, p, p], bias [dim]
+// PatchEmbed: a convolution whose kernel equals its stride, a linear layer over patches. images [B,
+// C, H, W] → [B, (H / p)(W / p), dim]; weight [dim, C, p, p], bias [dim]
 #pragma once
 
 #include <sherd/kernels/tokens.h>

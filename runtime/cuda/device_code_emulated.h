@@ -31,6 +31,7 @@ void launch(void (*kernel)(P...), dim3 grid, dim3 block, std::size_t shared, cud
 namespace ptx {
 
 using emulator::cp_async16;
+using emulator::cp_async4;
 using emulator::cp_async_commit;
 using emulator::cp_async_wait;
 using emulator::ex2;

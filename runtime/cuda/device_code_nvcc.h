@@ -133,11 +133,16 @@ __device__ __forceinline__ void mma_m16n8k16<f16>(float (&d)[4], const std::uint
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
 }
 
-// Copies 16 bytes from global to shared memory, both aligned, in the background; those beyond
-// source_bytes are zeros. Complete after its group is committed and waited for, for the thread that
-// copied; for others after a barrier.
+// Copies 16 (or 4) bytes from global to shared memory, both aligned, in the background; those
+// beyond source_bytes are zeros. Complete after its group is committed and waited for, for the
+// thread that copied; for others after a barrier.
 __device__ __forceinline__ void cp_async16(void* to, const void* from, int source_bytes = 16) {
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;\n" ::"r"(shared_address(to)),
+               "l"(from), "r"(source_bytes)
+               : "memory");
+}
+__device__ __forceinline__ void cp_async4(void* to, const void* from, int source_bytes = 4) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;\n" ::"r"(shared_address(to)),
                "l"(from), "r"(source_bytes)
                : "memory");
 }

@@ -47,10 +47,18 @@ __global__ void shuffle_kernel(const std::uint32_t* values, std::uint32_t* out) 
   out[lane * 5 + 4] = __ballot_sync(0xffffffffu, value % 2 == 1);
 }
 
-__global__ void copy_kernel(const std::uint16_t* from, std::uint16_t* to) {
+__global__ void copy_kernel(bool whole, const std::uint16_t* from, std::uint16_t* to) {
   SHERD_SHARED(std::uint16_t, tile, 32 * 8);
   const int lane = static_cast<int>(threadIdx.x);
-  ptx::cp_async16(tile + lane * 8, from + lane * 8, 16 * (lane + 1) / 32);
+  const int bytes = 16 * (lane + 1) / 32;
+  if (whole) {
+    ptx::cp_async16(tile + lane * 8, from + lane * 8, bytes);
+  } else {
+    for (int i = 0; i < 8; i += 2) {
+      const int left = bytes - 2 * i;
+      ptx::cp_async4(tile + lane * 8 + i, from + lane * 8 + i, left < 0 ? 0 : left < 4 ? left : 4);
+    }
+  }
   ptx::cp_async_commit();
   ptx::cp_async_wait<0>();
   __syncthreads();
@@ -74,8 +82,8 @@ void run_shuffles(Stream& stream, const std::uint32_t* values, std::uint32_t* ou
   launch(shuffle_kernel, dim3(1), dim3(32), 0, native(stream), values, out);
 }
 
-void run_copy(Stream& stream, const std::uint16_t* from, std::uint16_t* to) {
-  launch(copy_kernel, dim3(1), dim3(32), 0, native(stream), from, to);
+void run_copy(Stream& stream, bool whole, const std::uint16_t* from, std::uint16_t* to) {
+  launch(copy_kernel, dim3(1), dim3(32), 0, native(stream), whole, from, to);
 }
 
 }  // namespace sherd::test

@@ -21,8 +21,8 @@ void run_mma(Stream& stream, bool of_bf16, const std::uint32_t* a, const std::ui
 // ballot of odd values.
 void run_shuffles(Stream& stream, const std::uint32_t* values, std::uint32_t* out);
 // to: 32 vectors of 8 elements; the first 16 * (lane + 1) / 32 bytes of each 16-byte vector of
-// `from`, then 0.
-void run_copy(Stream& stream, const std::uint16_t* from, std::uint16_t* to);
+// `from`, then 0. whole: at once, else 4 bytes at a time.
+void run_copy(Stream& stream, bool whole, const std::uint16_t* from, std::uint16_t* to);
 
 }  // namespace test
 }  // namespace sherd

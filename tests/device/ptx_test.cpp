@@ -129,14 +129,17 @@ TEST_CASE("device: a copy in the background fills up with zeros") {
   const std::vector<std::uint16_t> from = random_bits(32 * 8, "from");
   const DeviceArray<std::uint16_t> on_device(from);
   in_all_orders([&] {
-    const DeviceArray<std::uint16_t> to(32 * 8);
-    run_copy(stream(), on_device.data(), to.data());
-    const std::vector<std::uint16_t> got = to.values();
-    for (std::size_t lane = 0; lane < 32; ++lane) {
-      const std::size_t bytes = 16 * (lane + 1) / 32;
-      for (std::size_t i = 0; i < 8; ++i) {
-        const std::uint16_t mask = bytes >= 2 * i + 2 ? 0xffff : bytes == 2 * i + 1 ? 0xff : 0;
-        CHECK(got[lane * 8 + i] == (from[lane * 8 + i] & mask));
+    for (const bool whole : {true, false}) {
+      CAPTURE(whole);
+      const DeviceArray<std::uint16_t> to(32 * 8);
+      run_copy(stream(), whole, on_device.data(), to.data());
+      const std::vector<std::uint16_t> got = to.values();
+      for (std::size_t lane = 0; lane < 32; ++lane) {
+        const std::size_t bytes = 16 * (lane + 1) / 32;
+        for (std::size_t i = 0; i < 8; ++i) {
+          const std::uint16_t mask = bytes >= 2 * i + 2 ? 0xffff : bytes == 2 * i + 1 ? 0xff : 0;
+          CHECK(got[lane * 8 + i] == (from[lane * 8 + i] & mask));
+        }
       }
     }
   });

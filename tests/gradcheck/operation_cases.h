@@ -156,6 +156,16 @@ inline std::vector<Case> cases(Context& context) {
        [](auto in) {
          return patchify(in[0], {2, 2, 3});
        }},
+      {"patch_embed",
+       {{2, 3, 8, 4}, {5, 3, 4, 2}, {5}},
+       [](auto in) {
+         return patch_embed(in[0], in[1], in[2], {1, 4, 2});
+       }},
+      {"patch_embed 3-D without bias",
+       {{2, 3, 4, 4, 6}, {4, 36}},
+       [](auto in) {
+         return patch_embed(in[0], in[1], {}, {2, 2, 3});
+       }},
       {"assemble_tokens",
        {{2, 4, 5}, {1, 1, 5}, {1, 5, 5}},
        [](auto in) { return assemble_tokens(in[0], in[1], in[2]); }},

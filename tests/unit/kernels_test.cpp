@@ -13,6 +13,7 @@
 #include <sherd/kernels/layer_norm.h>
 #include <sherd/kernels/matmul.h>
 #include <sherd/kernels/optimizer.h>
+#include <sherd/kernels/patch_embed.h>
 #include <sherd/kernels/random.h>
 #include <sherd/kernels/reduce.h>
 #include <sherd/kernels/tokens.h>
@@ -262,6 +263,20 @@ TEST_CASE("dispatch: tensors that do not fit are named") {
   CHECK_THROWS_WITH_AS(attention_forward(x, x, x, 1.0), doctest::Contains("[B, N, H, D]"), Error);
   CHECK_THROWS_WITH_AS(patchify(full(context, {1, 1, 6, 6}, DType::f32, 0.0), {1, 4, 3}),
                        doctest::Contains("not divisible into patches of 1 x 4 x 3"), Error);
+  const Tensor images = full(context, {2, 1, 4, 6}, DType::f32, 0.0);
+  const Tensor kernel = full(context, {5, 1, 2, 3}, DType::f32, 0.0);
+  CHECK_THROWS_WITH_AS(patch_embed_forward(images, kernel, {}, {1, 4, 4}),
+                       doctest::Contains("patch_embed: images [2, 1, 4, 6] are not divisible"),
+                       Error);
+  CHECK_THROWS_WITH_AS(patch_embed_forward(images, kernel, {}, {1, 2, 2}),
+                       doctest::Contains("does not fit patches of 4 elements"), Error);
+  CHECK_THROWS_WITH_AS(patch_embed_forward(images, cast(kernel, DType::f64), {}, {1, 2, 3}),
+                       doctest::Contains("weight f64 [5, 1, 2, 3] does not fit"), Error);
+  CHECK_THROWS_WITH_AS(patch_embed_forward(images, kernel, w, {1, 2, 3}),
+                       doctest::Contains("does not fit weight f32 [5, 1, 2, 3]"), Error);
+  CHECK_THROWS_WITH_AS(
+      patch_embed_backward_weight(full(context, {2, 3, 5}, DType::f32, 0.0), images, {1, 2, 3}),
+      doctest::Contains("expected a gradient f32 [2, 4, D]"), Error);
   CHECK_THROWS_WITH_AS(select_token(full(context, {1, 2, 3}, DType::f32, 0.0), 2),
                        doctest::Contains("token 2"), Error);
   const std::vector<std::int64_t> labels{0, 1, 2, 6};

@@ -4,6 +4,7 @@
 #include <sherd/autograd/tape.h>
 #include <sherd/kernels/elementwise.h>
 #include <sherd/kernels/matmul.h>
+#include <sherd/kernels/random.h>
 
 using namespace sherd;
 
@@ -302,4 +303,40 @@ TEST_CASE("tape: what is saved is freed on the way") {
     tape.backward(y);
   }
   CHECK(context.ledger().live(MemoryCategory::activations) == before);
+}
+
+TEST_CASE("patch_embed: the bits of a product over patches, which are not kept") {
+  Context context({.threads = 1});
+  const auto random = [&](const Shape& shape, const char* name) {
+    const Tensor x = Tensor::empty(context, shape, DType::f32);
+    fill_normal(x, 0.0, 1.0, RandomStream(3, "test", name));
+    return x;
+  };
+  const Tensor images = random({4, 3, 16, 16}, "images"), bias = random({6}, "bias");
+  const Tensor weight = random({6, 3, 4, 4}, "weight"), grad = random({4, 16, 6}, "grad");
+  const PatchSize patch{1, 4, 4};
+  std::vector<std::vector<float>> results[2];
+  for (const bool in_one : {false, true}) {
+    // Images that are not differentiated, as in training, and images that are.
+    for (const bool all : {false, true}) {
+      Tape tape(context);
+      const std::int64_t before = context.ledger().live(MemoryCategory::activations);
+      const Variable x = all ? tape.watch(images) : Variable(images);
+      const Variable w = tape.watch(weight), b = tape.watch(bias);
+      Variable y;
+      {
+        const TapeScope recording(tape);
+        y = in_one ? patch_embed(x, w, b, patch) : linear(patchify(x, patch), w, b);
+      }
+      const std::int64_t kept = context.ledger().live(MemoryCategory::activations) - before;
+      const std::int64_t output = 4 * 16 * 6 * 4, patches = 4 * 16 * 48 * 4;
+      CHECK(kept == (in_one ? output : output + patches));
+      tape.backward(y, grad);
+      auto& to = results[in_one ? 1 : 0];
+      to.push_back(y.tensor().to_vector<float>());
+      for (const Variable& v : {w, b}) to.push_back(tape.gradient(v).to_vector<float>());
+      if (all) to.push_back(tape.gradient(x).to_vector<float>());
+    }
+  }
+  CHECK(results[0] == results[1]);
 }

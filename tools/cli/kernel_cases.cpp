@@ -9,6 +9,7 @@
 #include <sherd/kernels/layer_norm.h>
 #include <sherd/kernels/matmul.h>
 #include <sherd/kernels/optimizer.h>
+#include <sherd/kernels/patch_embed.h>
 #include <sherd/kernels/random.h>
 #include <sherd/kernels/reduce.h>
 #include <sherd/kernels/tokens.h>
@@ -156,11 +157,21 @@ void visit_memory_bound(Context& context, const KernelSizes& sizes,
     const Tensor tokens = random(context, {sizes.batch, model.patches(), dim}, sizes.dtype);
     const Tensor first = random(context, {1, 1, dim}, sizes.dtype);
     const Tensor position = random(context, {1, model.tokens(), dim}, sizes.dtype);
+    const Tensor weight = random(context, {dim, channels, patch, patch}, sizes.dtype);
+    const Tensor bias = random(context, {dim}, sizes.dtype);
     const PatchSize size{1, patch, patch};
-    visit({"patchify",
-           fmt::format("{} images of {} x {} x {}", sizes.batch, channels, model.image_height,
-                       model.image_width),
-           sizes.dtype, bytes_of({images, images}), [&] { patchify(images, size); }});
+    const std::string shape = fmt::format("{} images of {} x {} x {}", sizes.batch, channels,
+                                          model.image_height, model.image_width);
+    visit({"patchify", shape, sizes.dtype, bytes_of({images, images}),
+           [&] { patchify(images, size); }});
+    // Beside the same by a product over a matrix of patches.
+    const auto show = [&](const char* what, const std::function<void()>& call) {
+      visit({fmt::format("patch embedding{}", what), shape, sizes.dtype, 0, call});
+    };
+    show("", [&] { patch_embed_forward(images, weight, bias, size); });
+    show(", patchify", [&] { linear_forward(patchify(images, size), weight, bias); });
+    show(" weight", [&] { patch_embed_backward_weight(tokens, images, size); });
+    show(" weight, patchify", [&] { linear_backward_weight(tokens, patchify(images, size)); });
     visit({"assemble tokens", rows_text(rows, dim), sizes.dtype, bytes_of({tokens, tokens}),
            [&] { assemble_tokens(tokens, first, position); }});
   }

@@ -33,7 +33,8 @@ void visit_products(Context& context, const KernelSizes& sizes, const KernelCase
 // Self-attention of `tokens` tokens each, in about as many sequences as make batch * model tokens.
 void visit_attention(Context& context, const KernelSizes& sizes, std::int64_t tokens,
                      const KernelCaseVisitor& visit);
-// Normalisation, activation, loss, dropout, additions, casts, sums, patches, update.
+// Normalisation, activation, loss, dropout, additions, casts, sums, patches and their embedding,
+// update.
 void visit_memory_bound(Context& context, const KernelSizes& sizes, const KernelCaseVisitor& visit);
 
 }  // namespace sherd::cli
