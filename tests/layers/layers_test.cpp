@@ -186,6 +186,7 @@ TEST_CASE("layers: every public header is installed") {
                                                   "comm/tcp_rendezvous_file.h",
                                                   "comm/tcp_socket.h",
                                                   "comm/tcp_world.h",
+                                                  "kernels/patch_shape.h",
                                                   "runtime/cuda/check.h",
                                                   "runtime/cuda/device_code.h",
                                                   "runtime/cuda/device_code_emulated.h",
