@@ -101,6 +101,9 @@ TEST_CASE_TEMPLATE("device patch embedding: patches of every width of words", T,
   check<T>({1, 3, 1, 28, 42, 1, 14, 14}, 40);
   check<T>({3, 3, 1, 32, 32, 1, 4, 4}, 136);
   check<T>({2, 1, 1, 21, 15, 1, 7, 5}, 33);
+  // The output's rows allow less than the patches' do.
+  check<T>({1, 2, 1, 16, 16, 1, 8, 8}, 10);
+  check<T>({1, 2, 1, 16, 16, 1, 8, 8}, 13);
 }
 
 TEST_CASE_TEMPLATE("device patch embedding: patches of videos", T, double, float, bf16, f16) {
@@ -117,6 +120,35 @@ TEST_CASE_TEMPLATE("device patch embedding: a gradient summed in parts", T, doub
   const PatchShape shape{3, 1, 1, 52, 44, 1, 4, 4};  // 429 rows
   CHECK(cuda::patch_embed_cut<T>(shape, 24).parts == 2);
   check<T>(shape, 24, {0, 1});
+}
+
+TEST_CASE_TEMPLATE("device patch embedding: an infinite pixel touches its patch and column alone",
+                   T, float, bf16) {
+  // 288 rows in two parts; the steps of both sums have a rest. The pixel is the first of a patch.
+  const PatchShape s{2, 3, 1, 48, 48, 1, 4, 4};
+  constexpr std::int64_t kDim = 8, kRows = 288, kColumns = 48;
+  for (const std::int64_t row : {10, 287}) {
+    CAPTURE(row);
+    auto images = random_values<T>(kRows * kColumns, "images");
+    const std::int64_t patch = row % 144;
+    images[static_cast<std::size_t>(row / 144 * 6912 + patch / 12 * 4 * 48 + patch % 12 * 4)] =
+        test::number<T>(INFINITY);
+    const Placed<T> x(images, 0), w(random_values<T>(kDim * kColumns, "weight"), 0),
+        g(random_values<T>(kRows * kDim, "grad"), 0), out(kRows * kDim, 0);
+    const Placed<float> grad_weight(kDim * kColumns, 0);
+    Stream& stream = test::DeviceArray<T>::stream();
+    cuda::patch_embed_forward<T>(stream, {s, kDim, x.data(), w.data(), nullptr, out.data()});
+    const test::DeviceArray<float> workspace(2 * kDim * kColumns);
+    cuda::patch_embed_backward_weight<T>(
+        stream, {s, kDim, g.data(), x.data(), grad_weight.data(), workspace.data()});
+    const std::vector<double> output = as_doubles(out.values());
+    const std::vector<double> grad = as_doubles(grad_weight.values());
+    for (std::size_t i = 0; i < output.size(); ++i)
+      CHECK((i / kDim == static_cast<std::size_t>(row) ? std::isinf(output[i])
+                                                       : std::isfinite(output[i])));
+    for (std::size_t i = 0; i < grad.size(); ++i)
+      CHECK((i % kColumns == 0 ? std::isinf(grad[i]) : std::isfinite(grad[i])));
+  }
 }
 
 TEST_CASE("device patch embedding: the cut bounds the workspace") {
@@ -195,6 +227,8 @@ TEST_CASE("device patch embedding: no images, no channels, too many patches") {
         Shape{0, 4, 5});
   const Tensor place = full(context, {5, 48}, DType::f32, 3.0);
   patch_embed_backward_weight(zeros({0, 4, 5}), zeros({0, 3, 8, 8}), patch, place);
+  CHECK(place.to_vector<float>() == std::vector<float>(5 * 48, 0.f));
+  patch_embed_backward_weight(zeros({1, 0, 5}), zeros({1, 3, 0, 8}), patch, place);
   CHECK(place.to_vector<float>() == std::vector<float>(5 * 48, 0.f));
   // The bias alone.
   const Tensor bias = full(context, {5}, DType::bf16, 2.0);
