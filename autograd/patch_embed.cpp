@@ -8,8 +8,9 @@
 namespace sherd {
 namespace {
 
-// Keeps the images on every device. They are there anyway, as the buffer that batches are put into;
-// to make patches of them again, where a device needs them, is a copy beside a product.
+// Keeps the images on every device: where they are of the weight's type they are there anyway, as
+// the buffer that batches are put into, and their cast is no larger than the patches. To make
+// patches of them again, where a device needs them, is a copy beside a product.
 struct PatchEmbedNode final : Node {
   PatchEmbedNode(const Variable& x, const Variable& w, const PatchSize& size)
       : image_shape(x.shape()), weight_shape(w.shape()), patch(size) {

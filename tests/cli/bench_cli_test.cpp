@@ -62,9 +62,9 @@ TEST_CASE("cli: bench kernels times every kernel of a step, and counts its work"
                                  "add",
                                  "patchify",
                                  "patch embedding",
-                                 "patch embedding, patchify",
-                                 "patch embedding weight",
-                                 "patch embedding weight, patchify",
+                                 "patchify, product",
+                                 "patch weight gradient",
+                                 "patchify, weight gradient",
                                  "assemble tokens",
                                  "cross entropy forward",
                                  "cross entropy backward",
@@ -85,6 +85,8 @@ TEST_CASE("cli: bench kernels times every kernel of a step, and counts its work"
   // ViT-Ti/16: 197 tokens, width 192, 3 heads of 64; one image.
   CHECK(rows["qkv forward"]["flops"] == 2 * 197 * 576 * 192);
   CHECK(rows["fc2 weight gradient"]["flops"] == 2 * 197 * 768 * 192);
+  for (const char* name : {"patch embedding", "patchify, product", "patch weight gradient"})
+    CHECK(rows[name]["flops"] == 2 * 196 * 768 * 192);
   const std::int64_t pairs = std::int64_t{3} * 3 * 50 * 50;  // of 197 / 50 sequences
   CHECK(rows["attention forward"]["flops"] == 2 * 2 * pairs * 64);
   CHECK(rows["attention backward"]["flops"] == 5 * 2 * pairs * 64);

@@ -165,13 +165,14 @@ void visit_memory_bound(Context& context, const KernelSizes& sizes,
     visit({"patchify", shape, sizes.dtype, bytes_of({images, images}),
            [&] { patchify(images, size); }});
     // Beside the same by a product over a matrix of patches.
-    const auto show = [&](const char* what, const std::function<void()>& call) {
-      visit({fmt::format("patch embedding{}", what), shape, sizes.dtype, 0, call});
+    const auto show = [&](const char* name, const std::function<void()>& call) {
+      visit({name, shape, sizes.dtype, 0, call});
     };
-    show("", [&] { patch_embed_forward(images, weight, bias, size); });
-    show(", patchify", [&] { linear_forward(patchify(images, size), weight, bias); });
-    show(" weight", [&] { patch_embed_backward_weight(tokens, images, size); });
-    show(" weight, patchify", [&] { linear_backward_weight(tokens, patchify(images, size)); });
+    show("patch embedding", [&] { patch_embed_forward(images, weight, bias, size); });
+    show("patchify, product", [&] { linear_forward(patchify(images, size), weight, bias); });
+    show("patch weight gradient", [&] { patch_embed_backward_weight(tokens, images, size); });
+    show("patchify, weight gradient",
+         [&] { linear_backward_weight(tokens, patchify(images, size)); });
     visit({"assemble tokens", rows_text(rows, dim), sizes.dtype, bytes_of({tokens, tokens}),
            [&] { assemble_tokens(tokens, first, position); }});
   }
