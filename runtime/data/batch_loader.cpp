@@ -10,6 +10,7 @@
 #include <condition_variable>
 #include <exception>
 #include <mutex>
+#include <new>
 #include <numeric>
 #include <system_error>
 #include <thread>
@@ -70,7 +71,38 @@ void check_options(const ImageDataset& dataset, const BatchLoaderOptions& option
               "batch loader: rank {} of {} ranks", options.rank, options.ranks);
 }
 
+// Where the parts of the ring lie, by slot: images, then labels. Each starts on a cache line of its
+// own: neighbours are written by different threads.
+struct RingLayout {
+  static constexpr std::size_t kLine = 64;
+
+  RingLayout(const BatchLoaderOptions& options, std::int64_t pixels)
+      : samples(static_cast<std::size_t>(
+            rank_slice(options.batch_size, options.rank, options.ranks).size)),
+        values(samples * static_cast<std::size_t>(pixels)),
+        labels_at(lines(values * (options.f64 ? sizeof(double) : sizeof(float)))),
+        slot(labels_at + lines(samples * sizeof(std::int64_t))),
+        slots(static_cast<std::size_t>(options.prefetch)) {}
+
+  static std::size_t lines(std::size_t bytes) { return (bytes + kLine - 1) / kLine * kLine; }
+  std::size_t bytes() const { return slots * slot; }
+
+  std::size_t samples, values;  // of a slot
+  std::size_t labels_at, slot;  // bytes
+  std::size_t slots;
+};
+
+std::shared_ptr<void> process_memory(std::size_t bytes) {
+  constexpr std::align_val_t kAlignment{RingLayout::kLine};
+  return {::operator new(bytes, kAlignment),
+          [](void* data) { ::operator delete(data, kAlignment); }};
+}
+
 }  // namespace
+
+std::size_t ring_bytes(const BatchLoaderOptions& options, std::int64_t pixels) {
+  return RingLayout(options, pixels).bytes();
+}
 
 SampleRange rank_slice(std::int64_t total, int rank, int ranks) {
   const std::int64_t each = total / ranks, more = total % ranks;
@@ -89,48 +121,29 @@ std::vector<std::int64_t> epoch_order(std::uint64_t seed, std::int64_t epoch, st
 }
 
 // Note [Ring of batches]
-// Batches of an epoch are numbered 0 .. batch_count_ from its start; batch k lives in slot
-// k % slots. Under mutex_, three counters only grow:
-//   released_ <= delivered_ <= claimed_ <= released_ + slots
-// A worker claims the next number while the ring has room, fills the slot without the lock and
-// marks it ready; next() waits for slot delivered_. The batch last delivered keeps its slot until
-// the next call releases it. A slot belongs to one thread at a time: its worker from claim to
-// ready, then the caller. Order and counters are reset only while no worker is inside a slot
-// (filling_ == 0).
-class BatchLoader::Impl {
+// Batches are numbered from the loader's start, those of the epoch first_ .. end_; batch k lives in
+// slot k % slots. A worker claims the next number once its slot is free, fills the slot without the
+// lock and marks it ready; next() waits for slot delivered_ and hands it out, and the handle's end
+// makes it free. A slot belongs to one thread at a time: its worker while it is filled, then the
+// caller. A new epoch takes back what was claimed and not delivered, while no worker is inside a
+// slot (filling_ == 0); what the caller still has stays his.
+class BatchLoader::Impl : public std::enable_shared_from_this<Impl> {
  public:
   Impl(std::shared_ptr<const ImageDataset> dataset, const BatchLoaderOptions& options)
       : dataset_(std::move(dataset)), options_(options) {
     SHERD_CHECK(dataset_ != nullptr, "batch loader: no dataset");
     check_options(*dataset_, options_);
-    // Of the largest batch there can be.
-    slice_size_ =
-        rank_slice(std::min(options_.batch_size, dataset_->size()), options_.rank, options_.ranks)
-            .size;
     if (options_.f64) {
       table_f64_ = normalisation_table<double>(dataset_->channels(), options_);
     } else {
       table_ = normalisation_table<float>(dataset_->channels(), options_);
     }
-    slots_.resize(static_cast<std::size_t>(options_.workers > 0 ? options_.prefetch : 1));
-    const auto samples = static_cast<std::size_t>(slice_size_);
-    const std::size_t values = samples * static_cast<std::size_t>(dataset_->pixels());
-    for (Slot& slot : slots_) {
-      slot.labels.resize(samples);
-      slot.samples.resize(samples);
-      if (options_.f64) {
-        slot.images_f64.resize(values);
-      } else {
-        slot.images.resize(values);
-      }
-    }
+    make_slots();
     // One image for each thread that fills batches: the workers, or else the caller.
     pixels_.resize(static_cast<std::size_t>(std::max(options_.workers, 1)));
     for (auto& image : pixels_) image.resize(static_cast<std::size_t>(dataset_->pixels()));
     start_workers();
   }
-
-  ~Impl() { stop_workers(); }
 
   void start_epoch(std::int64_t epoch, std::int64_t position) {
     SHERD_CHECK(epoch >= 0 && position >= 0 && position <= dataset_->size(),
@@ -139,41 +152,42 @@ class BatchLoader::Impl {
     std::vector<std::int64_t> order;
     if (options_.shuffle) order = epoch_order(options_.seed, epoch, dataset_->size());
     std::unique_lock lock(mutex_);
-    batch_count_ = claimed_;  // nothing more to claim
+    end_ = claimed_;  // nothing more to claim
     changed_.wait(lock, [&] { return filling_ == 0; });
     for (Slot& slot : slots_) {
-      slot.ready = false;
+      if (slot.state == Slot::State::ready) slot.state = Slot::State::free;
       slot.error = nullptr;
     }
     order_ = std::move(order);
     epoch_ = epoch;
     start_ = position;
     const std::int64_t left = dataset_->size() - position;
-    batch_count_ = left / options_.batch_size;
-    if (!options_.drop_last && left % options_.batch_size != 0) ++batch_count_;
-    released_ = delivered_ = claimed_ = 0;
+    first_ = claimed_ = delivered_;
+    end_ = first_ + left / options_.batch_size;
+    if (!options_.drop_last && left % options_.batch_size != 0) ++end_;
     started_ = true;
     changed_.notify_all();
   }
 
-  const Batch* next() {
+  BatchPtr next() {
     std::unique_lock lock(mutex_);
     SHERD_CHECK(started_, "batch loader: call start_epoch() before next()");
-    if (released_ < delivered_) {
-      slot_of(released_).ready = false;
-      released_ = delivered_;
-      changed_.notify_all();
-    }
-    if (delivered_ == batch_count_) return nullptr;
+    if (delivered_ == end_) return nullptr;
     Slot& slot = slot_of(delivered_);
+    SHERD_CHECK(slot.state != Slot::State::in_use,
+                "batch loader: the next batch has no place, the ring of {} is in use; let go of "
+                "earlier batches, or use a larger prefetch",
+                slots_.size());
     if (options_.workers == 0) {
       fill(slot, delivered_, pixels_[0].data());
     } else {
-      changed_.wait(lock, [&] { return slot.ready; });
+      changed_.wait(lock, [&] { return slot.state == Slot::State::ready; });
       if (slot.error) std::rethrow_exception(slot.error);
     }
     ++delivered_;
-    return &slot.batch;
+    slot.state = Slot::State::in_use;
+    lock.unlock();  // release() may be called at once, where there is no memory for the handle
+    return {&slot.batch, [self = shared_from_this(), &slot](const Batch*) { self->release(slot); }};
   }
 
   std::int64_t batches_per_epoch() const {
@@ -182,22 +196,50 @@ class BatchLoader::Impl {
     return full + (partial ? 1 : 0);
   }
 
-  std::int64_t buffer_bytes() const {
-    const std::int64_t value = options_.f64 ? sizeof(double) : sizeof(float);
-    const std::int64_t sample = dataset_->pixels() * value + 2 * std::int64_t{sizeof(std::int64_t)};
-    return std::ssize(slots_) * slice_size_ * sample;
+  void stop_workers() {
+    {
+      const std::lock_guard lock(mutex_);
+      stop_ = true;
+    }
+    changed_.notify_all();
+    for (std::thread& thread : threads_) thread.join();
+    threads_.clear();
   }
 
  private:
   struct Slot {
-    std::vector<float> images;
-    std::vector<double> images_f64;
-    std::vector<std::int64_t> labels;
+    enum class State : std::uint8_t { free, filling, ready, in_use };
+
+    void* images = nullptr;  // floats or doubles
+    std::int64_t* labels = nullptr;
     std::vector<std::int64_t> samples;
     Batch batch;
-    bool ready = false;
+    State state = State::free;
     std::exception_ptr error;
   };
+
+  void make_slots() {
+    BatchLoaderOptions largest = options_;
+    largest.batch_size = std::min(options_.batch_size, dataset_->size());
+    const RingLayout layout(largest, dataset_->pixels());
+    memory_ = options_.memory ? options_.memory(layout.bytes()) : process_memory(layout.bytes());
+    slots_.resize(layout.slots);
+    auto* at = static_cast<std::byte*>(memory_.get());
+    for (Slot& slot : slots_) {
+      slot.images = at;
+      slot.labels = reinterpret_cast<std::int64_t*>(at + layout.labels_at);
+      slot.samples.resize(layout.samples);
+      at += layout.slot;
+    }
+  }
+
+  void release(Slot& slot) {
+    {
+      const std::lock_guard lock(mutex_);
+      slot.state = Slot::State::free;
+    }
+    changed_.notify_all();
+  }
 
   Slot& slot_of(std::int64_t number) {
     return slots_[static_cast<std::size_t>(number) % slots_.size()];
@@ -207,7 +249,7 @@ class BatchLoader::Impl {
   void fill(Slot& slot, std::int64_t number, std::uint8_t* pixels) const {
     Batch& batch = slot.batch;
     batch.epoch = epoch_;
-    batch.position = start_ + number * options_.batch_size;
+    batch.position = start_ + (number - first_) * options_.batch_size;
     batch.index = batch.position / options_.batch_size;
     batch.global_size = std::min(options_.batch_size, dataset_->size() - batch.position);
     const SampleRange slice = rank_slice(batch.global_size, options_.rank, options_.ranks);
@@ -224,23 +266,23 @@ class BatchLoader::Impl {
                   "dataset '{}': label {} of sample {} is out of range: expected 0 to {}",
                   dataset_->name(), label, sample, dataset_->classes() - 1);
       slot.samples[static_cast<std::size_t>(i)] = sample;
-      slot.labels[static_cast<std::size_t>(i)] = label;
+      slot.labels[i] = label;
       dataset_->get(sample, pixels);
       const std::int64_t offset = i * dataset_->pixels();
       if (options_.f64) {
-        normalise(pixels, channels, plane, table_f64_, slot.images_f64.data() + offset);
+        normalise(pixels, channels, plane, table_f64_, static_cast<double*>(slot.images) + offset);
       } else {
-        normalise(pixels, channels, plane, table_, slot.images.data() + offset);
+        normalise(pixels, channels, plane, table_, static_cast<float*>(slot.images) + offset);
       }
     }
     const auto size = static_cast<std::size_t>(batch.size);
     const std::size_t values = size * static_cast<std::size_t>(dataset_->pixels());
     if (options_.f64) {
-      batch.images_f64 = std::span(slot.images_f64).first(values);
+      batch.images_f64 = {static_cast<const double*>(slot.images), values};
     } else {
-      batch.images = std::span(slot.images).first(values);
+      batch.images = {static_cast<const float*>(slot.images), values};
     }
-    batch.labels = std::span(slot.labels).first(size);
+    batch.labels = {slot.labels, size};
     batch.samples = std::span(slot.samples).first(size);
   }
 
@@ -248,12 +290,13 @@ class BatchLoader::Impl {
     std::unique_lock lock(mutex_);
     for (;;) {
       changed_.wait(lock, [&] {
-        return stop_ || (claimed_ < batch_count_ && claimed_ < released_ + std::ssize(slots_));
+        return stop_ || (claimed_ < end_ && slot_of(claimed_).state == Slot::State::free);
       });
       if (stop_) return;
       const std::int64_t number = claimed_++;
       ++filling_;
       Slot& slot = slot_of(number);
+      slot.state = Slot::State::filling;
       lock.unlock();
       std::exception_ptr error;
       try {
@@ -263,7 +306,7 @@ class BatchLoader::Impl {
       }
       lock.lock();
       slot.error = std::move(error);
-      slot.ready = true;
+      slot.state = Slot::State::ready;
       --filling_;
       changed_.notify_all();
     }
@@ -283,31 +326,21 @@ class BatchLoader::Impl {
     }
   }
 
-  void stop_workers() {
-    {
-      const std::lock_guard lock(mutex_);
-      stop_ = true;
-    }
-    changed_.notify_all();
-    for (std::thread& thread : threads_) thread.join();
-    threads_.clear();
-  }
-
   std::shared_ptr<const ImageDataset> dataset_;
   BatchLoaderOptions options_;
-  std::int64_t slice_size_ = 0;
   std::vector<float> table_;
   std::vector<double> table_f64_;
   std::vector<std::vector<std::uint8_t>> pixels_;
 
   std::mutex mutex_;
   std::condition_variable changed_;
+  std::shared_ptr<void> memory_;
   std::vector<Slot> slots_;
   std::vector<std::int64_t> order_;
   std::int64_t epoch_ = 0;
   std::int64_t start_ = 0;  // position of batch 0
-  std::int64_t batch_count_ = 0;
-  std::int64_t released_ = 0;
+  std::int64_t first_ = 0;
+  std::int64_t end_ = 0;
   std::int64_t delivered_ = 0;
   std::int64_t claimed_ = 0;
   int filling_ = 0;
@@ -318,24 +351,22 @@ class BatchLoader::Impl {
 
 BatchLoader::BatchLoader(std::shared_ptr<const ImageDataset> dataset,
                          const BatchLoaderOptions& options)
-    : impl_(std::make_unique<Impl>(std::move(dataset), options)) {}
+    : impl_(std::make_shared<Impl>(std::move(dataset), options)) {}
 
-BatchLoader::~BatchLoader() = default;
+BatchLoader::~BatchLoader() {
+  impl_->stop_workers();
+}
 
 void BatchLoader::start_epoch(std::int64_t epoch, std::int64_t position) {
   impl_->start_epoch(epoch, position);
 }
 
-const Batch* BatchLoader::next() {
+BatchPtr BatchLoader::next() {
   return impl_->next();
 }
 
 std::int64_t BatchLoader::batches_per_epoch() const {
   return impl_->batches_per_epoch();
-}
-
-std::int64_t BatchLoader::buffer_bytes() const {
-  return impl_->buffer_bytes();
 }
 
 }  // namespace sherd

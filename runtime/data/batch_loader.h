@@ -13,7 +13,9 @@
 #include <sherd/runtime/api.h>
 #include <sherd/runtime/data/dataset.h>
 
+#include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -28,15 +30,21 @@ struct BatchLoaderOptions {
   std::int64_t batch_size = 1;  // samples of a global batch, over all ranks
   bool shuffle = true;
   std::uint64_t seed = 0;
-  bool drop_last = false;         // leave out a last batch that is not full
-  int workers = 0;                // threads; 0 prepares each batch inside next()
-  int prefetch = 2;               // batches in the ring, the one in use included; used with workers
-  std::vector<double> mean = {};  // one a channel, of pixels in [0, 1]; empty: 0
+  bool drop_last = false;           // leave out a last batch that is not full
+  int workers = 0;                  // threads; 0 prepares each batch inside next()
+  int prefetch = 2;                 // batches in the ring, those in use included
+  std::vector<double> mean = {};    // one a channel, of pixels in [0, 1]; empty: 0
   std::vector<double> stddev = {};  // empty: 1
   bool f64 = false;                 // images as doubles instead of floats
   // This loader delivers rank_slice() of every global batch.
   int rank = 0, ranks = 1;
+  // Where images and labels lie: that many bytes, for as long as the handle lives. Called once, by
+  // the constructor. Empty: the process's memory.
+  std::function<std::shared_ptr<void>(std::size_t bytes)> memory = {};
 };
+
+// What a loader of these options asks `memory` for, where the dataset fills a batch.
+SHERD_API std::size_t ring_bytes(const BatchLoaderOptions& options, std::int64_t pixels);
 
 // A contiguous part of a global batch.
 struct SampleRange {
@@ -46,20 +54,23 @@ struct SampleRange {
 // larger ones first; with fewer samples than ranks the last ones get none.
 SHERD_API SampleRange rank_slice(std::int64_t total, int rank, int ranks);
 
-// This loader's slice of one global batch. The memory is the loader's, valid until the next call of
-// next() or start_epoch().
+// This loader's slice of one global batch.
 struct Batch {
   std::span<const float> images;          // [size, C, H, W], or empty with f64
   std::span<const double> images_f64;     // [size, C, H, W], or empty without f64
   std::span<const std::int64_t> labels;   // [size]
   std::span<const std::int64_t> samples;  // [size], indices into the dataset
-  std::int64_t size = 0;         // samples here; 0 where the batch has fewer than ranks
-  std::int64_t begin = 0;        // place of the first of them in the global batch
-  std::int64_t global_size = 0;  // samples of the global batch
+  std::int64_t size = 0;                  // samples here; 0 where the batch has fewer than ranks
+  std::int64_t begin = 0;                 // place of the first of them in the global batch
+  std::int64_t global_size = 0;           // samples of the global batch
   std::int64_t epoch = 0;
   std::int64_t index = 0;     // of the global batch within its epoch
   std::int64_t position = 0;  // of the global batch's first sample within the epoch
 };
+
+// The batch keeps its place in the ring until the last copy of its handle is gone, also after the
+// loader is.
+using BatchPtr = std::shared_ptr<const Batch>;
 
 // One thread calls it. The dataset is read by the workers concurrently.
 class SHERD_API BatchLoader {
@@ -75,15 +86,15 @@ class SHERD_API BatchLoader {
   void start_epoch(std::int64_t epoch, std::int64_t position = 0);
 
   // The next batch, or nullptr at the end of the epoch. An exception thrown by the dataset is
-  // rethrown here, at its batch's turn, and again on further calls until start_epoch().
-  const Batch* next();
+  // rethrown here, at its batch's turn, and again on further calls until start_epoch(). Throws
+  // where all of the ring is in use.
+  BatchPtr next();
 
   std::int64_t batches_per_epoch() const;
-  std::int64_t buffer_bytes() const;  // of all batches in the ring; constant
 
  private:
   class Impl;
-  std::unique_ptr<Impl> impl_;
+  std::shared_ptr<Impl> impl_;  // shared with the batches
 };
 
 }  // namespace sherd

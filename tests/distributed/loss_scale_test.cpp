@@ -100,7 +100,7 @@ class BatchedRank {
 
   StepResult step(TrainingStep& training, int batch_number) {
     const bool bad = batch_number == kBadStep && trainer_.world.rank() + 1 == trainer_.world.size();
-    Batch batch = load(batch_number);
+    const BatchPtr batch = load(batch_number);
     if (bad && by_sample(place_)) {
       for (int i = 0; i < OddNet::kWidth; ++i) images_[static_cast<std::size_t>(i)] *= kBadSample;
     }
@@ -115,7 +115,7 @@ class BatchedRank {
 
   // The same without TrainingStep, with a scale and a batch of the caller's choice.
   GlobalStep step_by_hand(int number, int batch_number, double loss_scale) {
-    const Batch batch = load(batch_number);
+    const BatchPtr batch = load(batch_number);
     trainer_.model->set_training(true);
     double sum = 0.0;
     for (std::int64_t begin = 0; begin < most_; begin += micro_) {
@@ -155,7 +155,7 @@ class BatchedRank {
     return make_synthetic_dataset(options);
   }
 
-  Batch load(int number) {
+  BatchPtr load(int number) {
     Context host({.threads = 1});
     const auto [images, labels] =
         make_batch(host, trainer_.work, DType::f32, number, mine_.begin, mine_.size);
@@ -167,7 +167,7 @@ class BatchedRank {
     batch.size = mine_.size;
     batch.begin = mine_.begin;
     batch.global_size = kBatch;
-    return batch;
+    return std::make_shared<const Batch>(batch);
   }
 
   RankTrainer& trainer_;

@@ -68,7 +68,7 @@ Copy copy_of(const Batch& batch) {
 std::vector<Copy> read_epoch(BatchLoader& loader, std::int64_t epoch, std::int64_t position = 0) {
   std::vector<Copy> batches;
   loader.start_epoch(epoch, position);
-  while (const Batch* batch = loader.next()) batches.push_back(copy_of(*batch));
+  while (const BatchPtr batch = loader.next()) batches.push_back(copy_of(*batch));
   CHECK(loader.next() == nullptr);
   return batches;
 }
@@ -121,7 +121,7 @@ TEST_CASE("batch loader: batches follow the order, once each, the last one short
   std::vector<std::int64_t> seen;
   loader.start_epoch(2);
   std::int64_t index = 0;
-  while (const Batch* batch = loader.next()) {
+  while (const BatchPtr batch = loader.next()) {
     CHECK(batch->epoch == 2);
     CHECK(batch->index == index);
     CHECK(batch->position == 4 * index);
@@ -181,8 +181,7 @@ TEST_CASE("batch loader: pixels are normalised in double and rounded once") {
   BatchLoader twice(data, options);
   single.start_epoch(0);
   twice.start_epoch(0);
-  const Batch* f32 = single.next();
-  const Batch* f64 = twice.next();
+  const BatchPtr f32 = single.next(), f64 = twice.next();
   REQUIRE(f32 != nullptr);
   REQUIRE(f64 != nullptr);
   CHECK(f64->images.empty());
@@ -268,7 +267,7 @@ TEST_CASE("batch loader: a batch stays valid until the next call") {
   options.workers = 2;
   BatchLoader loader(small_images(), options);
   loader.start_epoch(0);
-  while (const Batch* batch = loader.next()) {
+  while (const BatchPtr batch = loader.next()) {
     const Copy before = copy_of(*batch);
     std::this_thread::sleep_for(std::chrono::milliseconds(2));
     CHECK(copy_of(*batch) == before);
@@ -312,14 +311,85 @@ TEST_CASE("batch loader: destruction does not wait for what was prefetched") {
 
 TEST_CASE("batch loader: the size of the ring is fixed and known") {
   BatchLoaderOptions options = usual_options();
-  BatchLoader one(small_images(), options);
-  CHECK(one.buffer_bytes() == 8 * (105 * 4 + 16));
+  // Parts start on lines of 64 bytes.
+  CHECK(ring_bytes(options, 105) == 2 * (53 * 64 + 64));
   options.workers = 1;
   options.prefetch = 3;
   options.f64 = true;
   options.ranks = 4;
-  BatchLoader three(small_images(), options);
-  CHECK(three.buffer_bytes() == 3 * 2 * (105 * 8 + 16));
+  CHECK(ring_bytes(options, 105) == 3 * (27 * 64 + 64));
+}
+
+TEST_CASE("batch loader: batches lie in the memory that is given, and are the same") {
+  for (const bool f64 : {false, true}) {
+    BatchLoaderOptions options = usual_options();
+    options.f64 = f64;
+    options.workers = 2;
+    options.prefetch = 3;
+    BatchLoader usual(small_images(), options);
+    std::shared_ptr<Bytes> given;
+    options.memory = [&](std::size_t bytes) {
+      CHECK(given == nullptr);
+      given = std::make_shared<Bytes>(bytes + 64);
+      void* data = given->data();
+      std::size_t room = bytes + 64;
+      return std::shared_ptr<void>(given, std::align(64, bytes, data, room));
+    };
+    auto loader = std::make_unique<BatchLoader>(small_images(), options);
+    REQUIRE(given != nullptr);
+    CHECK(given->size() == ring_bytes(options, 105) + 64);
+    CHECK(read_epoch(*loader, 4) == read_epoch(usual, 4));
+    const auto inside = [&](const auto& part) {
+      const auto* first = reinterpret_cast<const std::byte*>(part.data());
+      const auto* begin = reinterpret_cast<const std::byte*>(given->data());
+      return first >= begin && first + part.size_bytes() <= begin + given->size();
+    };
+    loader->start_epoch(0);
+    const BatchPtr batch = loader->next();
+    if (f64) CHECK(inside(batch->images_f64));
+    if (!f64) CHECK(inside(batch->images));
+    CHECK(inside(batch->labels));
+    // It lives as long as a batch in it.
+    const Copy before = copy_of(*batch);
+    const std::weak_ptr<Bytes> memory = std::exchange(given, nullptr);
+    loader.reset();
+    CHECK_FALSE(memory.expired());
+    CHECK(copy_of(*batch) == before);
+    const_cast<BatchPtr&>(batch).reset();
+    CHECK(memory.expired());
+  }
+}
+
+TEST_CASE("batch loader: a batch keeps its place until it is let go of, in any order") {
+  for (const int workers : {0, 1, 3}) {
+    CAPTURE(workers);
+    BatchLoaderOptions options = usual_options();
+    BatchLoader fresh(small_images(), options);
+    const std::vector<Copy> expected = read_epoch(fresh, 0), later = read_epoch(fresh, 1);
+    options.workers = workers;
+    options.prefetch = 3;
+    BatchLoader loader(small_images(), options);
+    loader.start_epoch(0);
+    std::vector<BatchPtr> held;
+    for (int i = 0; i < 3; ++i) held.push_back(loader.next());
+    check_mentions(error_of([&] { loader.next(); }), "the ring of 3 is in use", "prefetch");
+    held[1].reset();  // the next batch's place is not free
+    check_mentions(error_of([&] { loader.next(); }), "the ring of 3 is in use");
+    held[0].reset();
+    held[0] = loader.next();
+    held[1] = loader.next();
+    std::this_thread::sleep_for(std::chrono::milliseconds(2));
+    CHECK(copy_of(*held[2]) == expected[2]);
+    CHECK(copy_of(*held[0]) == expected[3]);
+    CHECK(copy_of(*held[1]) == expected[4]);
+    // An epoch later too: those of two places are kept, the third serves the new epoch.
+    held[2].reset();
+    loader.start_epoch(1);
+    CHECK(copy_of(*loader.next()) == later[0]);
+    check_mentions(error_of([&] { loader.next(); }), "in use");
+    CHECK(copy_of(*held[0]) == expected[3]);
+    CHECK(copy_of(*held[1]) == expected[4]);
+  }
 }
 
 TEST_CASE("batch loader: options that do not fit") {

@@ -90,7 +90,7 @@ PlannedRun run_on(Device device, const TrainSettings& s, std::int64_t batch) {
   BatchLoaderOptions options = loader_options(s, data, batch, true);
   BatchLoader loader(data.train, options);
   loader.start_epoch(0);
-  for (int i = 0; i < 2; ++i) rank.step.run(inputs, *loader.next());
+  for (int i = 0; i < 2; ++i) rank.step.run(inputs, loader.next());
   const Ledger& ledger = context.ledger();
   return {ledger.peaks(), ledger.at_peak(), ledger.peak_total(),
           context.work().matmul_flops + context.work().attention_flops};
@@ -297,7 +297,7 @@ TEST_CASE("two contexts train on two threads at once, each as if alone") {
     BatchLoader loader(data.train, loader_options(s, data, 16, true));
     loader.start_epoch(0);
     std::vector<double> all;
-    while (const Batch* batch = loader.next()) all.push_back(rank.step.run(inputs, *batch).loss);
+    while (const BatchPtr batch = loader.next()) all.push_back(rank.step.run(inputs, batch).loss);
     return all;
   };
   const auto first = losses(1, 1), second = losses(2, 2);
@@ -320,7 +320,7 @@ TEST_CASE("not finite: the error names the step and the layer, and the weights a
   InputBuffers inputs(context, *data.train, 8, DType::f32);
   BatchLoader loader(data.train, loader_options(s, data, 8, true));
   loader.start_epoch(0);
-  step.run(inputs, *loader.next());
+  step.run(inputs, loader.next());
   Parameter* bad = nullptr;
   for (Parameter* p : model.parameters()) {
     if (p->name() == "blocks.1.mlp.fc1.weight") bad = p;
@@ -328,7 +328,7 @@ TEST_CASE("not finite: the error names the step and the layer, and the weights a
   REQUIRE(bad != nullptr);
   SUBCASE("a weight") {
     bad->data().data<float>()[5] = NAN;
-    CHECK_THROWS_WITH_AS(step.run(inputs, *loader.next()),
+    CHECK_THROWS_WITH_AS(step.run(inputs, loader.next()),
                          doctest::Contains("step 1: the loss is not finite"), Error);
     CHECK(find_non_finite(model, rank.engine, inputs.images()) ==
           "parameter blocks.1.mlp.fc1.weight (element 5)");
@@ -336,7 +336,7 @@ TEST_CASE("not finite: the error names the step and the layer, and the weights a
   SUBCASE("an overflowing layer") {
     for (int i = 0; i < bad->numel(); ++i) bad->data().data<float>()[i] = 1e38f;
     const std::vector<float> before = model.parameters()[0]->data().to_vector<float>();
-    CHECK_THROWS_WITH_AS(step.run(inputs, *loader.next()),
+    CHECK_THROWS_WITH_AS(step.run(inputs, loader.next()),
                          doctest::Contains("the output of layer blocks.1.mlp.fc1"), Error);
     CHECK(model.parameters()[0]->data().to_vector<float>() == before);
   }

@@ -102,7 +102,7 @@ void print_memory(const MemoryPlan& device, const MemoryPlan& host, int ranks) {
   fmt::print("peak memory     {} {}({})\n", format_bytes(device.peak_bytes), each,
              format_breakdown(device.at_peak));
   if (host.peak_bytes == 0) return;
-  fmt::print("offloaded       {} {}at most in the host's memory ({})\n",
+  fmt::print("host memory     {} {}at most in the host's memory ({})\n",
              format_bytes(host.peak_bytes), each, format_breakdown(host.at_peak));
 }
 

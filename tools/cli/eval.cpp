@@ -47,8 +47,9 @@ int evaluate_command(TrainSettings settings, const LogitsOptions& logits) {
   make_weights(settings, model, engine);
   ProgressLine line;
   const std::int64_t batch = std::min(settings.batch_size, data.test->size());
+  InputBuffers inputs(context, *data.test, batch, engine.precision().master);
   const EvaluationResult result =
-      evaluate(context, model, data.test, loader_options(settings, data, batch, false),
+      evaluate(context, model, inputs, data.test, loader_options(settings, data, batch, false),
                [&](std::int64_t done) {
                  const auto of = static_cast<double>(data.test->size());
                  line.show(fmt::format("{} {}/{}", bar(static_cast<double>(done) / of, 30), done,

@@ -113,7 +113,7 @@ int run_training(const TrainSettings& settings) {
   fmt::print("                {} reserved by the allocator, {} held by the process\n",
              format_bytes(outcome.peak_reserved_bytes), format_bytes(peak_resident_bytes()));
   if (outcome.host_peak_bytes > 0) {
-    fmt::print("offloaded       {} at most in the host's memory ({})\n",
+    fmt::print("host memory     {} at most in the host's memory ({})\n",
                format_bytes(outcome.host_peak_bytes), format_breakdown(outcome.host_at_peak));
   }
   fmt::print("weights         {}\nlog             {}\nconfiguration   {}\n", outcome.weights_path,

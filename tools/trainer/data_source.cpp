@@ -2,6 +2,7 @@
 #include <sherd/tools/trainer/data_source.h>
 
 #include <sherd/kernels/elementwise.h>
+#include <sherd/runtime/cuda/device.h>
 #include <sherd/runtime/data/idx.h>
 #include <sherd/runtime/data/synthetic.h>
 #include <sherd/runtime/suggest.h>
@@ -112,7 +113,7 @@ BatchLoaderOptions loader_options(const TrainSettings& settings, const DataSourc
   options.shuffle = shuffle;
   options.seed = static_cast<std::uint64_t>(settings.seed);
   options.workers = static_cast<int>(settings.workers);
-  options.prefetch = options.workers + 2;
+  options.prefetch = options.workers > 0 ? options.workers + 2 : 1;
   options.mean = data.mean;
   options.stddev = data.stddev;
   options.f64 = dtype_from_name(settings.precision) == DType::f64;
@@ -121,16 +122,41 @@ BatchLoaderOptions loader_options(const TrainSettings& settings, const DataSourc
   return options;
 }
 
-InputBuffers::InputBuffers(Context& context, const ImageDataset& dataset, std::int64_t capacity,
-                           DType dtype)
-    : all_images_(Tensor::empty(context,
-                                {capacity, dataset.channels(), dataset.height(), dataset.width()},
-                                dtype, MemoryCategory::inputs)),
-      all_labels_(Tensor::empty(context, {capacity}, DType::i64, MemoryCategory::inputs)) {}
+void place_batches(BatchLoaderOptions& options, Context& context) {
+  if (context.target() != Device::cuda) return;
+  options.prefetch = std::max(options.prefetch, 2);
+  options.memory = [&context](std::size_t bytes) {
+    const auto storage =
+        Storage::allocate(context, bytes, MemoryCategory::inputs, MemoryPool::host);
+    return std::shared_ptr<void>(storage, context.is_meta() ? nullptr : storage->data());
+  };
+}
 
-void InputBuffers::stage_shape(std::int64_t count) {
+InputBuffers::InputBuffers(Context& context, const ImageDataset& dataset, std::int64_t capacity,
+                           DType dtype) {
+  const auto images = [&] {
+    return Tensor::empty(context, {capacity, dataset.channels(), dataset.height(), dataset.width()},
+                         dtype, MemoryCategory::inputs);
+  };
+  const auto labels = [&] {
+    return Tensor::empty(context, {capacity}, DType::i64, MemoryCategory::inputs);
+  };
+  all_images_ = images();
+  all_labels_ = labels();
+  if (context.target() != Device::cuda) return;
+  next_images_ = images();
+  next_labels_ = labels();
+  stream_ = context.make_stream("inputs");
+  taken_ = context.compute_stream().record();  // in whose order memory is handed out
+}
+
+void InputBuffers::check_fits(std::int64_t count) const {
   SHERD_CHECK(count > 0 && count <= capacity(), "a batch of {} does not fit the input buffer of {}",
               count, capacity());
+}
+
+void InputBuffers::stage_shape(std::int64_t count) {
+  check_fits(count);
   images_ = all_images_.slice(0, 0, count);
   labels_ = all_labels_.slice(0, 0, count);
 }
@@ -142,20 +168,58 @@ void InputBuffers::stage_blank() {
   if (!labels_.context().is_meta()) labels_.copy_from_host(&label, sizeof label);
 }
 
-void InputBuffers::stage(const Batch& batch, std::int64_t begin, std::int64_t count) {
-  stage_shape(count);
-  const auto pixels = static_cast<std::size_t>(images_.numel() / count);
-  const auto copy = [&](const auto& values, std::size_t per_sample, const Tensor& to) {
-    const auto part = values.subspan(static_cast<std::size_t>(begin) * per_sample,
-                                     static_cast<std::size_t>(count) * per_sample);
-    to.copy_from_host(part.data(), part.size_bytes());
+namespace {
+
+// The samples' images and labels as bytes, each with the tensor that they are for.
+void for_each_part(const Batch& batch, std::int64_t begin, const Tensor& images,
+                   const Tensor& labels,
+                   const std::function<void(const Tensor&, std::span<const std::byte>)>& copy) {
+  const auto part = [&](const auto& values, const Tensor& to) {
+    const auto size = static_cast<std::size_t>(to.numel());
+    const auto first = static_cast<std::size_t>(begin * (to.numel() / to.dim(0)));
+    copy(to, std::as_bytes(values.subspan(first, size)));
   };
-  if (images_.dtype() == DType::f64) {
-    copy(batch.images_f64, pixels, images_);
+  if (images.dtype() == DType::f64) {
+    part(batch.images_f64, images);
   } else {
-    copy(batch.images, pixels, images_);
+    part(batch.images, images);
   }
-  copy(batch.labels, 1, labels_);
+  part(batch.labels, labels);
+}
+
+}  // namespace
+
+void InputBuffers::stage(const BatchPtr& batch, std::int64_t begin, std::int64_t count) {
+  stage_shape(count);
+  if (!copies_ahead()) {
+    for_each_part(*batch, begin, images_, labels_,
+                  [](const Tensor& to, std::span<const std::byte> values) {
+                    to.copy_from_host(values.data(), values.size());
+                  });
+    return;
+  }
+  if (ahead_ != Samples{batch, begin, count}) prefetch(batch, begin, count);
+  ahead_ = {};
+  Stream& compute = images_.context().compute_stream();
+  compute.wait(arrived_);
+  copy(images_, next_images_.slice(0, 0, count));
+  copy(labels_, next_labels_.slice(0, 0, count));
+  taken_ = compute.record();
+}
+
+void InputBuffers::prefetch(const BatchPtr& batch, std::int64_t begin, std::int64_t count) {
+  if (!copies_ahead()) return;
+  check_fits(count);
+  stream_->wait(taken_);
+  for_each_part(*batch, begin, next_images_.slice(0, 0, count), next_labels_.slice(0, 0, count),
+                [&](const Tensor& to, std::span<const std::byte> values) {
+                  // Meta's stream does not run it.
+                  stream_->enqueue([&] {
+                    cuda::copy(*stream_, to.raw_address(), values.data(), values.size());
+                  });
+                });
+  arrived_ = stream_->record();
+  ahead_ = {batch, begin, count};
 }
 
 }  // namespace sherd

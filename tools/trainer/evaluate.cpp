@@ -41,50 +41,54 @@ void sum_over_ranks(Communicator& world, ExactSum& loss, std::int64_t& correct) 
 
 }  // namespace
 
-EvaluationResult evaluate(Context& context, Module& model,
+EvaluationResult evaluate(Context& context, Module& model, InputBuffers& inputs,
                           const std::shared_ptr<const ImageDataset>& dataset,
                           BatchLoaderOptions options,
                           const std::function<bool(std::int64_t)>& progress, Communicator* world) {
   options.shuffle = false;
   options.drop_last = false;
-  const DType dtype = options.f64 ? DType::f64 : DType::f32;
-  const std::int64_t capacity =
-      rank_slice(std::min(options.batch_size, dataset->size()), options.rank, options.ranks).size;
-  InputBuffers inputs(context, *dataset, std::max<std::int64_t>(1, capacity), dtype);
+  place_batches(options, context);
   const NoGradScope no_grad(context);
   const bool was_training = model.training();
   model.set_training(false);
   std::int64_t seen = 0, correct = 0;
   ExactSum loss;
   std::unique_ptr<BatchLoader> loader;
-  bool stop = false;
-  for (;;) {
-    const Batch* batch = nullptr;
-    std::string failure;
+  std::string failure;
+  const auto next_batch = [&]() -> BatchPtr {
     try {
       if (loader == nullptr) {
         loader = std::make_unique<BatchLoader>(dataset, options);
         loader->start_epoch(0);
       }
-      batch = loader->next();
+      return loader->next();
     } catch (const std::exception& error) {
       failure = error.what();
     }
-    // All ranks come to the end together.
-    if (!all_go_on(stop, failure, world) || batch == nullptr) break;
+    return nullptr;
+  };
+  bool stop = false;
+  BatchPtr batch = next_batch();
+  // All ranks come to the end together.
+  while (all_go_on(stop, failure, world) && batch != nullptr) {
     // A rank without samples still takes part in what the forward pass says to the others.
     if (batch->size > 0) {
-      inputs.stage(*batch, 0, batch->size);
+      inputs.stage(batch, 0, batch->size);
     } else {
       inputs.stage_blank();
     }
     const Tensor logits = model(inputs.images()).tensor();
+    BatchPtr following;
+    if (inputs.copies_ahead()) following = next_batch();
+    if (following && following->size > 0) inputs.prefetch(following, 0, following->size);
     if (batch->size > 0) {
       add_all(cross_entropy_forward(logits, {inputs.labels(), {}, 0.0}).row_loss, loss);
       correct += count_correct(logits, inputs.labels());
     }
     seen += batch->global_size;
     stop = progress && !progress(seen);
+    batch.reset();  // the loader may have one place alone
+    batch = inputs.copies_ahead() ? std::move(following) : next_batch();
   }
   model.set_training(was_training);
   EvaluationResult result;

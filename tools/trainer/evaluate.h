@@ -19,9 +19,9 @@ struct EvaluationResult {
 };
 
 // `progress(done)` is called after each batch; returning false, on any rank, stops early. With
-// several ranks each takes the part of every batch that `options` name, all call this together, and
-// all get the result of all samples.
-SHERD_API EvaluationResult evaluate(Context& context, Module& model,
+// several ranks each takes the part of every batch that `options` name, which must fit `inputs`,
+// all call this together, and all get the result of all samples.
+SHERD_API EvaluationResult evaluate(Context& context, Module& model, InputBuffers& inputs,
                                     const std::shared_ptr<const ImageDataset>& dataset,
                                     BatchLoaderOptions options,
                                     const std::function<bool(std::int64_t)>& progress = {},

@@ -282,6 +282,7 @@ GoldenResult run_rank(const GoldenOptions& options, Communicator& world,
   TrainingStep step(context, model, engine, *optimizer, golden.step);
   golden.loader.rank = world.rank();
   golden.loader.ranks = world.size();
+  place_batches(golden.loader, context);
   BatchLoader loader(golden.dataset, golden.loader);
   const std::int64_t capacity =
       rank_slice(golden.loader.batch_size, world.rank(), world.size()).size;
@@ -291,12 +292,12 @@ GoldenResult run_rank(const GoldenOptions& options, Communicator& world,
   std::int64_t epoch = 0;
   loader.start_epoch(epoch);
   for (GoldenStep& given : golden.steps) {
-    const Batch* batch = loader.next();
+    BatchPtr batch = loader.next();
     if (batch == nullptr) {
       loader.start_epoch(++epoch);
       batch = loader.next();
     }
-    const StepResult now = step.run(inputs, *batch);
+    const StepResult now = step.run(inputs, batch);
     given.lr = now.lr;
     given.loss = now.loss;
     given.grad_norm = now.grad_norm;
@@ -331,10 +332,12 @@ LogitsResult compare_logits(Context& context, Module& model,
               path, count, dataset->size());
   options.batch_size = count;
   options.shuffle = false;
+  place_batches(options, context);
   BatchLoader loader(dataset, options);
   InputBuffers inputs(context, *dataset, count, options.f64 ? DType::f64 : DType::f32);
   loader.start_epoch(0);
-  inputs.stage(*loader.next(), 0, count);
+  const BatchPtr batch = loader.next();
+  inputs.stage(batch, 0, count);
   const NoGradScope no_grad(context);
   model.set_training(false);
   const Tensor logits = cast(model(inputs.images()).tensor(), DType::f64);

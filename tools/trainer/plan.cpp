@@ -233,6 +233,10 @@ Rehearsal::Rehearsal(const TrainSettings& settings, Image like, Context& context
   const std::int64_t most = rank_slice(settings.batch_size, world.rank(), world.size()).size;
   const std::int64_t capacity = settings.micro_batch > 0 ? settings.micro_batch : most;
   inputs = std::make_unique<InputBuffers>(context, *image, capacity, engine.precision().master);
+  BatchLoaderOptions loader = loader_options(settings, {}, settings.batch_size, settings.shuffle,
+                                             world.rank(), world.size());
+  place_batches(loader, context);
+  if (loader.memory) ring = loader.memory(ring_bytes(loader, image->pixels()));
   inputs->stage_shape(capacity);
   fill_normal(inputs->images(), 0.0, 1.0, RandomStream(1, "bench", "images"));
   if (context.is_meta()) return;

@@ -29,6 +29,7 @@ struct SHERD_API Rehearsal {
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<TrainingStep> step;
   std::unique_ptr<InputBuffers> inputs;
+  std::shared_ptr<void> ring;  // what a loader of batches takes of the context's memory
 };
 
 struct MemoryPlan {

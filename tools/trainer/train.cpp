@@ -128,9 +128,7 @@ class Run {
     make_weights(settings_, model_, engine_);
     step_ = std::make_unique<TrainingStep>(context_, model_, engine_, *optimizer_,
                                            step_settings(settings_, schedule));
-    loader_ = std::make_unique<BatchLoader>(
-        data_.train, loader_options(settings_, data_, settings_.batch_size, settings_.shuffle,
-                                    world_.rank(), world_.size()));
+    make_loader();
     const std::int64_t largest = std::min(settings_.batch_size, info_.train_images);
     const std::int64_t capacity =
         settings_.micro_batch > 0
@@ -138,6 +136,13 @@ class Run {
             : std::max<std::int64_t>(1, rank_slice(largest, world_.rank(), world_.size()).size);
     inputs_ = std::make_unique<InputBuffers>(context_, *data_.train, capacity,
                                              engine_.precision().master);
+  }
+
+  void make_loader() {
+    BatchLoaderOptions options = loader_options(settings_, data_, settings_.batch_size,
+                                                settings_.shuffle, world_.rank(), world_.size());
+    place_batches(options, context_);
+    loader_ = std::make_unique<BatchLoader>(data_.train, options);
   }
 
   std::string in_out(const char* name) const {
@@ -342,18 +347,30 @@ class Run {
     const double exposed_before = window.exposed;
     double loss_sum = 0.0;
     std::int64_t samples = 0, learnt = 0, in_epoch = 0;
-    by_itself([&] { loader_->start_epoch(epoch); });
+    by_itself([&] {
+      if (!loader_) make_loader();
+      loader_->start_epoch(epoch);
+    });
+    const auto next_batch = [&] {
+      const auto wait_start = Clock::now();
+      BatchPtr next;
+      by_itself([&] { next = loader_->next(); });
+      window.wait += seconds_since(wait_start);
+      return next;
+    };
+    BatchPtr batch, following;  // this step's; the next one's, where it is fetched ahead
     // All ranks take as many batches: the count follows from the settings alone.
     while (step_->steps_done() < info_.total_steps && in_epoch < info_.steps_per_epoch) {
-      const auto wait_start = Clock::now();
-      const Batch* batch = nullptr;
-      by_itself([&] { batch = loader_->next(); });
-      window.wait += seconds_since(wait_start);
+      batch = following ? std::move(following) : next_batch();
       if (!all_go_on()) break;
       SHERD_INTERNAL_CHECK(batch != nullptr, "epoch {} ended after {} batches", epoch, in_epoch);
       const std::int64_t size = batch->global_size;
       StepInfo now;
-      now.result = step_->run(*inputs_, *batch);
+      const bool more =
+          step_->steps_done() + 1 < info_.total_steps && in_epoch + 1 < info_.steps_per_epoch;
+      now.result =
+          step_->run(*inputs_, batch, [&] { return more ? following = next_batch() : nullptr; });
+      batch.reset();
       now.epoch = epoch;
       now.step_in_epoch = in_epoch++;
       samples += size;
@@ -403,13 +420,14 @@ class Run {
   }
 
   EvaluationResult evaluate_now() {
+    loader_.reset();  // its memory serves the other images
     // A rank holds no more samples at once than in training.
     const std::int64_t most =
-        settings_.micro_batch > 0 ? settings_.micro_batch * world_.size() : settings_.batch_size;
+        settings_.micro_batch > 0 ? settings_.micro_batch * world_.size() : info_.train_images;
     const std::int64_t batch = std::min({settings_.batch_size, most, data_.test->size()});
     std::int64_t seen = 0;
     const EvaluationResult result = evaluate(
-        context_, model_, data_.test,
+        context_, model_, *inputs_, data_.test,
         loader_options(settings_, data_, batch, false, world_.rank(), world_.size()),
         [&](std::int64_t done) {
           seen = done;

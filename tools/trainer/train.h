@@ -29,7 +29,7 @@ struct StepInfo {
   StepResult result;
   std::int64_t epoch = 0, step_in_epoch = 0;
   double images_per_second = 0.0;  // since the last log line
-  double data_wait = 0.0;          // seconds spent waiting for batches since then
+  double data_wait = 0.0;          // seconds waited for batches since then; a GPU computes on
   std::int64_t skipped = 0;        // steps of the run so far
 };
 

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace sherd {
 namespace {
@@ -18,6 +19,10 @@ void put_in(InputBuffers& inputs, std::int64_t begin, std::int64_t count,
             const std::function<void(std::int64_t, std::int64_t)>& stage) {
   if (count > 0) return stage(begin, count);
   inputs.stage_blank();
+}
+
+void call_once(std::function<void()>& work) {
+  if (work) std::exchange(work, nullptr)();
 }
 
 }  // namespace
@@ -89,7 +94,7 @@ bool TrainingStep::may_replay(std::int64_t samples) {
 // Nothing where the step has to run as usual: it cannot be captured, or its loss or gradient is not
 // finite, which a step that runs as usual can explain.
 std::optional<GlobalStep> TrainingStep::replay(InputBuffers& inputs, std::int64_t samples,
-                                               const Stage& stage) {
+                                               const Stage& stage, Queued& queued) {
   const bool capturing = captured_ == nullptr;
   std::string reason;
   try {
@@ -117,14 +122,15 @@ std::optional<GlobalStep> TrainingStep::replay(InputBuffers& inputs, std::int64_
       return {};
     }
   }
+  call_once(queued);
   const GlobalStep all = captured_->agree();
   const bool finite = std::isfinite(all.loss) && std::isfinite(all.grad_norm);
   if (finite || capturing) return all;
   return {};
 }
 
-StepResult TrainingStep::run_staged(InputBuffers& inputs, std::int64_t samples,
-                                    const Stage& stage) {
+StepResult TrainingStep::run_staged(InputBuffers& inputs, std::int64_t samples, const Stage& stage,
+                                    Queued queued) {
   const TraceScope trace(context_.trace(), "step", "step");
   model_.set_training(true);
   StepResult result;
@@ -132,7 +138,7 @@ StepResult TrainingStep::run_staged(InputBuffers& inputs, std::int64_t samples,
   result.samples = samples;
   result.lr = settings_.schedule.at(steps_);
   std::optional<GlobalStep> all;
-  if (may_replay(samples)) all = replay(inputs, samples, stage);
+  if (may_replay(samples)) all = replay(inputs, samples, stage, queued);
   const bool replayed = all.has_value();
   if (!replayed) {
     std::vector<Tensor> losses;  // read at the end: on a GPU that waits for all that came before
@@ -141,6 +147,7 @@ StepResult TrainingStep::run_staged(InputBuffers& inputs, std::int64_t samples,
       engine_.set_gradient_sync(last);
       losses.push_back(forward_backward(inputs, samples, count == 0));
     });
+    call_once(queued);
     double loss = 0.0;
     for (const Tensor& part : losses) loss += context_.is_meta() ? 0.0 : part.item();
     losses.clear();
@@ -181,15 +188,26 @@ bool TrainingStep::skip_overflow(StepResult& result) {
   return true;
 }
 
-StepResult TrainingStep::run(InputBuffers& inputs, const Batch& batch) {
-  return run_staged(inputs, batch.global_size, [&](std::int64_t begin, std::int64_t count) {
+StepResult TrainingStep::run(InputBuffers& inputs, const BatchPtr& batch,
+                             const std::function<BatchPtr()>& next) {
+  const auto prefetch = [&](const BatchPtr& from, std::int64_t begin) {
+    const std::int64_t left = from->size - begin, micro = settings_.micro_batch;
+    if (left > 0) inputs.prefetch(from, begin, micro > 0 ? std::min(micro, left) : left);
+  };
+  const auto stage = [&](std::int64_t begin, std::int64_t count) {
     inputs.stage(batch, begin, count);
-  });
+    prefetch(batch, begin + count);
+  };
+  const auto queued = [&] {
+    const BatchPtr following = next && inputs.copies_ahead() ? next() : nullptr;
+    if (following != nullptr) prefetch(following, 0);
+  };
+  return run_staged(inputs, batch->global_size, stage, queued);
 }
 
 StepResult TrainingStep::run_shape(InputBuffers& inputs, std::int64_t samples) {
   return run_staged(inputs, samples,
-                    [&](std::int64_t, std::int64_t count) { inputs.stage_shape(count); });
+                    [&](std::int64_t, std::int64_t count) { inputs.stage_shape(count); }, {});
 }
 
 // By its place in the model, which backward goes through from the end; -1 where there is none.

@@ -49,7 +49,10 @@ class SHERD_API TrainingStep {
   // naming the step and the first layer or parameter where that shows; the weights are then still
   // those before the step. Where only the gradient overflowed, and the loss scale
   // can be lowered, the step is skipped instead.
-  StepResult run(InputBuffers& inputs, const Batch& batch);
+  // `next`, where given and where the buffers copy ahead, is asked for the next step's batch when
+  // the device has all work of this one but the update. It may return null.
+  StepResult run(InputBuffers& inputs, const BatchPtr& batch,
+                 const std::function<BatchPtr()>& next = {});
   // The same on a global batch of this size whose values are whatever the buffers hold: for meta
   // and for timing.
   StepResult run_shape(InputBuffers& inputs, std::int64_t samples);
@@ -63,10 +66,14 @@ class SHERD_API TrainingStep {
  private:
   // stage(begin, count) puts these samples of the rank's part into the buffers.
   using Stage = std::function<void(std::int64_t begin, std::int64_t count)>;
-  StepResult run_staged(InputBuffers& inputs, std::int64_t samples, const Stage& stage);
+  // queued() is called once, when the host has nothing to do but to wait for the passes.
+  using Queued = std::function<void()>;
+  StepResult run_staged(InputBuffers& inputs, std::int64_t samples, const Stage& stage,
+                        Queued queued);
   Tensor forward_backward(const InputBuffers& inputs, std::int64_t samples, bool weightless);
   bool may_replay(std::int64_t samples);
-  std::optional<GlobalStep> replay(InputBuffers& inputs, std::int64_t samples, const Stage& stage);
+  std::optional<GlobalStep> replay(InputBuffers& inputs, std::int64_t samples, const Stage& stage,
+                                   Queued& queued);
   void for_each_pass(std::int64_t samples,
                      const std::function<void(std::int64_t begin, std::int64_t count, bool last)>&);
   bool skip_overflow(StepResult& result);
