@@ -26,6 +26,13 @@ LossScaler::LossScaler(const LossScaleSettings& settings)
               settings.hysteresis);
 }
 
+void LossScaler::restore(const State& state) {
+  if (!settings_.dynamic) return;
+  scale_ = std::clamp(state.scale, settings_.minimum, kLargest);
+  good_steps_ = std::max<std::int64_t>(state.good_steps, 0);
+  tolerated_ = std::clamp<std::int64_t>(state.tolerated, 1, settings_.hysteresis);
+}
+
 void LossScaler::good_step() {
   if (!settings_.dynamic || ++good_steps_ < settings_.growth_window) return;
   good_steps_ = 0;

@@ -25,6 +25,14 @@ class SHERD_API LossScaler {
   explicit LossScaler(const LossScaleSettings& settings);  // throws on settings without sense
 
   double scale() const { return scale_; }
+  // What a checkpoint keeps.
+  struct State {
+    double scale = 0.0;
+    std::int64_t good_steps = 0, tolerated = 0;
+  };
+  State state() const { return {scale_, good_steps_, tolerated_}; }
+  // Goes on from there, within what the settings allow: a fixed scale stays as it is.
+  void restore(const State& state);
   // A step was good, or overflowed and was skipped.
   void good_step();
   void overflow();

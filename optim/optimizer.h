@@ -67,6 +67,8 @@ class SHERD_API Optimizer {
   // State tensors by name, such as "head.weight.exp_avg".
   std::vector<std::pair<std::string, Tensor>> state() const;
   std::int64_t steps_done() const { return steps_; }
+  // Goes on from a checkpoint, whose state was put in place after prepare().
+  void set_steps_done(std::int64_t steps) { steps_ = steps; }
 
  protected:
   // For a span that has a gradient.

@@ -382,6 +382,23 @@ void ShardingEngine::reshard_all() {
   }
 }
 
+std::vector<ParameterPiece> ShardingEngine::owned_pieces() const {
+  std::vector<ParameterPiece> all;
+  for (const auto& unit : units_) {
+    const std::vector<ParameterPiece> pieces = unit->owned_pieces();
+    all.insert(all.end(), pieces.begin(), pieces.end());
+  }
+  return all;
+}
+
+void ShardingEngine::visit_owned(const PieceVisitor& visit) {
+  for (const auto& unit : units_) unit->visit_owned(visit);
+}
+
+void ShardingEngine::fill_state(const StateVisitor& fill) {
+  for (const auto& unit : units_) unit->fill_state(fill);
+}
+
 void ShardingEngine::visit_parameters(
     const std::function<void(const Parameter&, const Tensor& weights)>& visit) {
   for (const auto& unit : units_) {

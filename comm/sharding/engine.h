@@ -74,6 +74,13 @@ class SHERD_API ShardingEngine {
   // Fills them by the parameters' initialisers and the context's seed. All ranks together.
   void initialize();
 
+  // For checkpoints, between steps. What this rank writes: all ranks' pieces together are every
+  // element once, divided evenly among the ranks that keep it.
+  std::vector<ParameterPiece> owned_pieces() const;
+  void visit_owned(const PieceVisitor& visit);
+  // After prepare(): fills the optimizer state that this rank keeps.
+  void fill_state(const StateVisitor& fill);
+
   // One span per piece of a trainable parameter that this rank updates. Gradients are there from
   // finish_backward() to finish_step(), undefined for a parameter that no rank used.
   std::vector<ParameterSpan> spans() const;

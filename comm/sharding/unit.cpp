@@ -44,7 +44,6 @@ ShardedUnit::ShardedUnit(Context& context, ShardingGroups& groups, OffloadFiles&
       arrivals_(plan_.parameters.size(), 0) {
   if (!trainable()) policy_.shard_gradients = policy_.shard_optimizer = false;
   const Shape full{layout_.padded_numel()};
-  const bool master_is_shard = policy_.shard_parameters || policy_.shard_optimizer;
   if (policy_.shard_parameters) {
     flat_ =
         Tensor::released(context, full, precision.parameters, MemoryCategory::gathered_parameters);
@@ -57,7 +56,7 @@ ShardedUnit::ShardedUnit(Context& context, ShardingGroups& groups, OffloadFiles&
   constexpr auto kParameters = MemoryCategory::parameters;
   const OffloadTo &to_optimizer = options.offload_optimizer, &to_shard = options.offload_parameters;
   if (to_optimizer.kind != Kind::none) gradient_pool_ = MemoryPool::host;
-  const std::int64_t kept = master_is_shard ? layout_.shard_numel() : layout_.padded_numel();
+  const std::int64_t kept = keeps_shard() ? layout_.shard_numel() : layout_.padded_numel();
   if (precision.mixed()) {
     master_ = make_kept(kept, precision.master, kParameters, to_optimizer, files.optimizer,
                         "master weights", master_page_);
@@ -69,7 +68,7 @@ ShardedUnit::ShardedUnit(Context& context, ShardingGroups& groups, OffloadFiles&
     master_ = shard_ = make_kept(kept, precision.master, kParameters, to_shard, files.parameters,
                                  "parameters", master_page_);
   } else {
-    master_ = master_is_shard ? piece(flat_) : flat_;
+    master_ = keeps_shard() ? piece(flat_) : flat_;
   }
   for (std::size_t i = 0; i < plan_.parameters.size(); ++i) {
     plan_.parameters[i]->set_data(view(flat_, i));
@@ -158,6 +157,84 @@ void ShardedUnit::visit_kept(const ShardVisitor& visit) const {
   for (const ShardSegment& segment : segments_) {
     visit(*plan_.parameters[segment.parameter], segment.offset_in_parameter,
           master_.slice(0, segment.offset_in_shard, segment.offset_in_shard + segment.numel));
+  }
+}
+
+std::vector<ShardSegment> ShardedUnit::kept_segments() const {
+  if (keeps_shard()) return segments_;
+  std::vector<ShardSegment> all;
+  for (std::size_t i = 0; i < plan_.parameters.size(); ++i) {
+    const std::int64_t numel = plan_.parameters[i]->numel();
+    if (numel > 0) all.push_back({i, 0, layout_.offset(i), numel});
+  }
+  return all;
+}
+
+// Ranks that keep the same share it evenly.
+std::vector<ShardSegment> ShardedUnit::owned_segments() const {
+  const int copies = groups_.world.size() / (keeps_shard() ? groups_.shard_count : 1);
+  const int copy = keeps_shard() ? groups_.replica : groups_.world.rank();
+  const auto cut = [&](int index) {
+    const std::int64_t numel = master_.numel(), step = FlatLayout::kDefaultAlignment;
+    return index == copies ? numel : numel / step * index / copies * step;
+  };
+  const std::int64_t begin = cut(copy), end = cut(copy + 1);
+  std::vector<ShardSegment> owned;
+  for (ShardSegment s : kept_segments()) {
+    const std::int64_t first = std::max(s.offset_in_shard, begin),
+                       last = std::min(s.offset_in_shard + s.numel, end);
+    if (first >= last) continue;
+    s.offset_in_parameter += first - s.offset_in_shard;
+    owned.push_back({s.parameter, s.offset_in_parameter, first, last - first});
+  }
+  return owned;
+}
+
+std::vector<ParameterPiece> ShardedUnit::owned_pieces() const {
+  std::vector<ParameterPiece> pieces;
+  for (const ShardSegment& s : owned_segments()) {
+    pieces.push_back({plan_.parameters[s.parameter], s.offset_in_parameter, s.numel, trainable()});
+  }
+  return pieces;
+}
+
+void ShardedUnit::visit_owned(const PieceVisitor& visit) {
+  for (FilePage* page : {master_page_.get(), state_page_.get()}) {
+    if (page != nullptr) page->wait();
+  }
+  std::vector<Tensor> state(states_);
+  for (const ShardSegment& s : owned_segments()) {
+    const auto part = [&](const Tensor& all, std::int64_t begin) {
+      return all.slice(0, begin, begin + s.numel);
+    };
+    for (std::size_t i = 0; i < states_; ++i) {
+      state[i] = part(optimizer_state_,
+                      static_cast<std::int64_t>(i) * master_.numel() + s.offset_in_shard);
+    }
+    visit({plan_.parameters[s.parameter], s.offset_in_parameter, s.numel, trainable()},
+          part(master_, s.offset_in_shard), state);
+  }
+  for (FilePage* page : {master_page_.get(), state_page_.get()}) {
+    if (page != nullptr) page->discard();
+  }
+}
+
+void ShardedUnit::fill_state(const StateVisitor& fill) {
+  if (states_ == 0) return;
+  if (state_page_) {
+    state_page_->create();
+    sherd::fill(optimizer_state_, 0.0);  // padding too
+  }
+  for (std::size_t i = 0; i < states_; ++i) {
+    for (const ShardSegment& s : kept_segments()) {
+      const std::int64_t begin = static_cast<std::int64_t>(i) * master_.numel() + s.offset_in_shard;
+      fill(*plan_.parameters[s.parameter], i, s.offset_in_parameter,
+           optimizer_state_.slice(0, begin, begin + s.numel));
+    }
+  }
+  if (state_page_) {
+    state_page_->store();
+    state_page_->settle();
   }
 }
 

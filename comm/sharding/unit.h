@@ -29,6 +29,20 @@ namespace sherd {
 using ShardVisitor =
     std::function<void(const Parameter& parameter, std::int64_t first, const Tensor& elements)>;
 
+// A stretch of a parameter's elements, beginning with the one of index `first`.
+struct ParameterPiece {
+  const Parameter* parameter = nullptr;
+  std::int64_t first = 0, numel = 0;
+  bool trainable = true;  // and so has optimizer state
+};
+
+// Its master weights, and the tensors of optimizer state beside them.
+using PieceVisitor = std::function<void(const ParameterPiece& piece, const Tensor& weights,
+                                        std::span<const Tensor> state)>;
+// Fills elements of one tensor of optimizer state.
+using StateVisitor = std::function<void(const Parameter& parameter, std::size_t state,
+                                        std::int64_t first, const Tensor& elements)>;
+
 class SHERD_API ShardedUnit {
  public:
   enum class State : std::uint8_t { sharded, unsharding, unsharded };
@@ -50,6 +64,11 @@ class SHERD_API ShardedUnit {
   // Calls visit for all master weights that this rank keeps, to read or to write them.
   void visit_shards(const ShardVisitor& visit);
   void fill_shards(const ShardVisitor& fill);
+  // What this rank writes into a checkpoint: with the other ranks' pieces, every element once.
+  std::vector<ParameterPiece> owned_pieces() const;
+  void visit_owned(const PieceVisitor& visit);
+  // All optimizer state that this rank keeps.
+  void fill_state(const StateVisitor& fill);
   // All master weights, gathered where they are spread; in f32 or f64, until settle(). All ranks
   // together.
   Tensor gather_master();
@@ -119,6 +138,9 @@ class SHERD_API ShardedUnit {
   Tensor make_kept(std::int64_t numel, DType dtype, MemoryCategory category, const OffloadTo& to,
                    OffloadFile& file, const char* what, std::unique_ptr<FilePage>& page);
   void visit_kept(const ShardVisitor& visit) const;
+  bool keeps_shard() const { return policy_.shard_parameters || policy_.shard_optimizer; }
+  std::vector<ShardSegment> kept_segments() const;   // of master_
+  std::vector<ShardSegment> owned_segments() const;  // of those, what this rank writes
   std::vector<FilePage*> pages() const;
   void round_master();
   Tensor rounding_place() const;
