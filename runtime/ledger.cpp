@@ -8,8 +8,8 @@ namespace sherd {
 
 std::string_view name_of(MemoryCategory category) {
   static constexpr std::array<std::string_view, kMemoryCategories> kNames{
-      "parameters",          "gradients",     "optimizer_state", "activations",
-      "gathered_parameters", "communication", "workspace",       "inputs"};
+      "parameters",    "gradients", "optimizer_state", "activations", "gathered_parameters",
+      "communication", "workspace", "inputs",          "checkpoint"};
   return kNames[static_cast<std::size_t>(category)];
 }
 

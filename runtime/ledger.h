@@ -25,8 +25,9 @@ enum class MemoryCategory : std::uint8_t {
   communication,
   workspace,
   inputs,
+  checkpoint,  // copies that are being written
 };
-inline constexpr std::size_t kMemoryCategories = 8;
+inline constexpr std::size_t kMemoryCategories = 9;
 
 SHERD_API std::string_view name_of(MemoryCategory category);
 

@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fcntl.h>
 #include <sherd/runtime/error.h>
+#include <sherd/runtime/io/directory.h>
 #include <sherd/runtime/io/file.h>
+#include <sherd/runtime/io/system_error.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -16,36 +18,6 @@
 namespace sherd {
 namespace {
 
-std::string directory_of(const std::string& path) {
-  const auto slash = path.rfind('/');
-  if (slash == std::string::npos) return ".";
-  return slash == 0 ? "/" : path.substr(0, slash);
-}
-
-// What the system said and, where it helps, what to do about it.
-std::string reason(int error, const std::string& path) {
-  const std::string text = std::system_category().message(error);
-  switch (error) {
-    case ENOENT: {
-      const std::string directory = directory_of(path);
-      struct stat status {};
-      if (::stat(directory.c_str(), &status) == 0) return text;
-      return fmt::format("{} (the directory '{}' does not exist: create it first)", text,
-                         directory);
-    }
-    case EACCES:
-    case EPERM:
-    case EROFS: return text + " (check the permissions of the file and its directory)";
-    case ENOSPC:
-    case EDQUOT: return text + " (free some space or choose another directory)";
-    default: return text;
-  }
-}
-
-[[noreturn]] void fail_with(const char* doing, const std::string& path, int error) {
-  fail("cannot {} '{}': {}", doing, path, reason(error, path));
-}
-
 // Closes on every way out.
 struct Descriptor {
   int value;
@@ -57,13 +29,13 @@ struct Descriptor {
 
 int open_for_reading(const std::string& path, struct stat* status) {
   const int descriptor = ::open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (descriptor < 0) fail_with("open", path, errno);
+  if (descriptor < 0) fail_on_path("open", path, errno);
   const int error = ::fstat(descriptor, status) != 0 ? errno
                     : S_ISDIR(status->st_mode)       ? EISDIR
                                                      : 0;
   if (error != 0) {
     ::close(descriptor);
-    fail_with("read", path, error);
+    fail_on_path("read", path, error);
   }
   return descriptor;
 }
@@ -74,7 +46,7 @@ void write_all(int descriptor, const std::uint8_t* data, std::size_t size,
     const ssize_t written = ::write(descriptor, data, size);
     if (written < 0) {
       if (errno == EINTR) continue;
-      fail_with("write", path, errno);
+      fail_on_path("write", path, errno);
     }
     data += written;
     size -= static_cast<std::size_t>(written);
@@ -99,7 +71,7 @@ std::vector<std::uint8_t> read_at_most(const std::string& path, std::uint64_t ma
     const ssize_t count = ::read(file.value, bytes.data() + used, bytes.size() - used);
     if (count < 0) {
       if (errno == EINTR) continue;
-      fail_with("read", path, errno);
+      fail_on_path("read", path, errno);
     }
     if (count == 0) break;
     used += static_cast<std::size_t>(count);
@@ -199,7 +171,7 @@ MappedFile::MappedFile(const std::string& path) {
   size_ = static_cast<std::size_t>(status.st_size);
   if (size_ == 0) return;  // mmap refuses an empty range
   void* address = ::mmap(nullptr, size_, PROT_READ, MAP_PRIVATE, file.value, 0);
-  if (address == MAP_FAILED) fail_with("map", path, errno);
+  if (address == MAP_FAILED) fail_on_path("map", path, errno);
   data_ = static_cast<const std::uint8_t*>(address);
 }
 
@@ -219,7 +191,7 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
 AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
   struct stat status {};
   if (::stat(path_.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
-    fail_with("write", path_, EISDIR);
+    fail_on_path("write", path_, EISDIR);
   }
   // O_EXCL makes the name unique among threads and among leftovers of a killed process.
   for (int n = 0;; ++n) {
@@ -228,7 +200,7 @@ AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
     if (descriptor_ >= 0) return;
     if (errno == EEXIST && n < 10000) continue;
     if (errno == EINTR) continue;
-    fail_with("create", temporary_, errno);
+    fail_on_path("create", temporary_, errno);
   }
 }
 
@@ -252,7 +224,7 @@ void AtomicFile::write_at(std::uint64_t offset, std::span<const std::uint8_t> by
     const ssize_t written =
         ::pwrite(descriptor_, bytes.data(), bytes.size(), static_cast<off_t>(offset));
     if (written < 0 && errno == EINTR) continue;
-    if (written < 0) fail_with("write", temporary_, errno);
+    if (written < 0) fail_on_path("write", temporary_, errno);
     bytes = bytes.subspan(static_cast<std::size_t>(written));
     offset += static_cast<std::uint64_t>(written);
   }
@@ -262,16 +234,11 @@ void AtomicFile::commit() {
   SHERD_CHECK(descriptor_ >= 0, "'{}' was committed already", path_);
   // The bytes must be on the disk before the name points at them, or a power cut may leave the new
   // name with no content.
-  if (::fsync(descriptor_) != 0) fail_with("flush", temporary_, errno);
-  if (::close(std::exchange(descriptor_, -1)) != 0) fail_with("close", temporary_, errno);
-  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_with("rename to", path_, errno);
+  if (::fsync(descriptor_) != 0) fail_on_path("flush", temporary_, errno);
+  if (::close(std::exchange(descriptor_, -1)) != 0) fail_on_path("close", temporary_, errno);
+  if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_on_path("rename to", path_, errno);
   committed_ = true;
-  const std::string directory = directory_of(path_);
-  const int opened = ::open(directory.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-  if (opened < 0) fail_with("open", directory, errno);
-  const Descriptor handle(opened);
-  // EINVAL: this file system has no such flush, and then needs none from us.
-  if (::fsync(handle.value) != 0 && errno != EINVAL) fail_with("flush", directory, errno);
+  sync_directory(directory_of(path_));
 }
 
 void write_file_atomically(const std::string& path, std::span<const std::uint8_t> bytes) {
@@ -289,7 +256,7 @@ void create_new_file(const std::string& path, std::string_view text) {
   if (descriptor < 0) {
     SHERD_CHECK(errno != EEXIST, "'{}' is there already; choose another name, nothing was changed",
                 path);
-    fail_with("create", path, errno);
+    fail_on_path("create", path, errno);
   }
   const Descriptor closing(descriptor);
   write_all(descriptor, as_bytes(text).data(), text.size(), path);
@@ -298,7 +265,7 @@ void create_new_file(const std::string& path, std::string_view text) {
 JsonLinesLog::JsonLinesLog(std::string path, Mode mode) : path_(std::move(path)) {
   const int flags = O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC;
   descriptor_ = ::open(path_.c_str(), mode == Mode::truncate ? flags | O_TRUNC : flags, 0666);
-  if (descriptor_ < 0) fail_with("open the log", path_, errno);
+  if (descriptor_ < 0) fail_on_path("open the log", path_, errno);
   struct stat status {};
   char last = '\n';
   if (::fstat(descriptor_, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 0 &&

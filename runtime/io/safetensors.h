@@ -75,17 +75,23 @@ class SHERD_API SafetensorsWriter {
   SafetensorsWriter(const std::string& path, std::span<const Item> items,
                     const std::map<std::string, std::string>& metadata = {});
 
-  // All bytes of one tensor.
+  // All bytes of one tensor, in one or more calls one after the other.
   void write(std::string_view name, std::span<const std::uint8_t> bytes);
+  std::uint64_t offset(std::string_view name) const;  // of its first byte in the file
+  // What comes before the tensors: the length and the header.
+  std::span<const std::uint8_t> header() const { return header_; }
+  std::uint64_t file_bytes() const { return file_bytes_; }
   void commit();  // throws where a tensor is missing
 
  private:
   struct Place {
-    std::uint64_t offset = 0, size = 0;
-    bool written = false;
+    std::uint64_t offset = 0, size = 0, written = 0;
   };
+  Place& place(std::string_view name);
   AtomicFile file_;
   std::string path_;
+  std::vector<std::uint8_t> header_;
+  std::uint64_t file_bytes_ = 0;
   std::map<std::string, Place, std::less<>> places_;
 };
 

@@ -3,7 +3,6 @@
 #include <sherd/runtime/io/safetensors.h>
 
 #include <algorithm>
-#include <array>
 #include <nlohmann/json.hpp>
 #include <set>
 #include <utility>
@@ -97,7 +96,7 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::span<const It
     header += fmt::format(R"({{"dtype":"{}","shape":[{}],"data_offsets":[{},{}]}})",
                           file_dtype(item->dtype), fmt::join(item->shape.dims(), ","), position,
                           position + size);
-    places_[item->name] = {position, size, false};
+    places_[item->name] = {position, size, 0};
     position += size;
   }
   header += header.empty() ? "{}" : "}";
@@ -108,31 +107,42 @@ SafetensorsWriter::SafetensorsWriter(const std::string& path, std::span<const It
       "is {}",
       path, header.size(), kMaxHeader);
 
-  std::array<std::uint8_t, kLengthBytes> length{};
+  header_.resize(kLengthBytes);
   for (std::size_t i = 0; i < kLengthBytes; ++i) {
-    length[i] = static_cast<std::uint8_t>(header.size() >> (8 * i));
+    header_[i] = static_cast<std::uint8_t>(header.size() >> (8 * i));
   }
-  file_.write(length);
-  file_.write(header);
-  for (auto& [name, place] : places_) place.offset += kLengthBytes + header.size();
+  header_.insert(header_.end(), header.begin(), header.end());
+  file_.write(header_);
+  file_bytes_ = header_.size() + position;
+  for (auto& [name, place] : places_) place.offset += header_.size();
 }
 
-void SafetensorsWriter::write(std::string_view name, std::span<const std::uint8_t> bytes) {
+SafetensorsWriter::Place& SafetensorsWriter::place(std::string_view name) {
   const auto found = places_.find(name);
   SHERD_CHECK(found != places_.end(), "safetensors file '{}': no tensor {} was announced", path_,
               quote(std::string(name)));
-  Place& place = found->second;
-  SHERD_CHECK(bytes.size() == place.size && !place.written,
-              "safetensors file '{}': tensor {} has {} bytes, got {}{}", path_, quote(found->first),
-              place.size, bytes.size(), place.written ? " once more" : "");
-  file_.write_at(place.offset, bytes);
-  place.written = true;
+  return found->second;
+}
+
+std::uint64_t SafetensorsWriter::offset(std::string_view name) const {
+  return const_cast<SafetensorsWriter*>(this)->place(name).offset;
+}
+
+void SafetensorsWriter::write(std::string_view name, std::span<const std::uint8_t> bytes) {
+  Place& to = place(name);
+  SHERD_CHECK(bytes.size() <= to.size - to.written,
+              "safetensors file '{}': tensor {} has {} bytes, got {}{}", path_,
+              quote(std::string(name)), to.size, bytes.size(),
+              to.written > 0 ? fmt::format(" beside {}", to.written) : "");
+  file_.write_at(to.offset + to.written, bytes);
+  to.written += bytes.size();
 }
 
 void SafetensorsWriter::commit() {
   for (const auto& [name, place] : places_) {
-    SHERD_CHECK(place.written || place.size == 0,
-                "safetensors file '{}': tensor {} was never written", path_, quote(name));
+    SHERD_CHECK(place.written == place.size,
+                "safetensors file '{}': of the {} bytes of tensor {}, {} were written", path_,
+                place.size, quote(name), place.written);
   }
   file_.commit();
 }

@@ -37,11 +37,23 @@ TrainSettings SettingFlags::resolve(const std::optional<std::string>& toml_path)
   SHERD_CHECK(!gives("sharding.ranks") || !under_launcher(),
               "--ranks: makes threads of one process, but a launcher started several processes "
               "already; leave it out, or start sherd without the launcher");
-  return resolve_settings(toml_path ? read_toml_settings(*toml_path) : Assignments{}, *flags_);
+  return resolve_over(toml_path ? read_toml_settings(*toml_path) : Assignments{});
+}
+
+TrainSettings SettingFlags::resolve_over(const Assignments& file) const {
+  return resolve_settings(file, *flags_);
 }
 
 bool SettingFlags::gives(const std::string& key) const {
   return std::ranges::any_of(*flags_, [&](const auto& flag) { return flag.first == key; });
+}
+
+std::string SettingFlags::value(const std::string& key) const {
+  std::string last;
+  for (const auto& [name, value] : *flags_) {
+    if (name == key) last = value;
+  }
+  return last;
 }
 
 std::string SettingFlags::other_than(const std::vector<std::string>& keys) const {

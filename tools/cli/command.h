@@ -35,7 +35,9 @@ class SettingFlags {
   SettingFlags(CLI::App* app, const std::vector<std::string>& what);
   // The file, where one is given, then the flags.
   TrainSettings resolve(const std::optional<std::string>& toml_path) const;
+  TrainSettings resolve_over(const Assignments& file) const;
   bool gives(const std::string& key) const;
+  std::string value(const std::string& key) const;  // empty where it was not given
   // The first flag that was given and is not for one of these keys; empty if there is none.
   std::string other_than(const std::vector<std::string>& keys) const;
 

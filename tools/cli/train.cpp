@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <csignal>
+#include <filesystem>
 
 namespace sherd::cli {
 namespace {
@@ -36,6 +37,10 @@ class Reporter final : public TrainObserver {
                group_digits(info.test_images), info.epochs, info.steps_per_epoch);
     fmt::print("{}; {} thread{} a rank; {}\n", info.sharding, info.threads,
                info.threads == 1 ? "" : "s", info.precision);
+    if (!info.resumed_from.empty()) {
+      fmt::print("goes on from {} after {} steps\n", info.resumed_from,
+                 group_digits(info.resumed_steps));
+    }
     fmt::print("epoch   train loss   test loss   top-1     images/s   seconds\n");
     std::fflush(stdout);
   }
@@ -116,9 +121,26 @@ int run_training(const TrainSettings& settings) {
     fmt::print("host memory     {} at most in the host's memory ({})\n",
                format_bytes(outcome.host_peak_bytes), format_breakdown(outcome.host_at_peak));
   }
+  if (!outcome.checkpoint_path.empty()) {
+    fmt::print("checkpoint      {}\n", outcome.checkpoint_path);
+  }
   fmt::print("weights         {}\nlog             {}\nconfiguration   {}\n", outcome.weights_path,
              outcome.log_path, outcome.config_path);
   return outcome.stopped ? 130 : 0;
+}
+
+// A run that goes on takes the settings of its checkpoint, but for the number of ranks where a
+// launcher gives that.
+TrainSettings resolve_resumed(const SettingFlags& flags) {
+  const std::optional<ResumePoint> point =
+      find_resume_point(flags.value("checkpoint.resume"), flags.value("run.out"));
+  if (!point || point->checkpoint.empty()) return flags.resolve(std::nullopt);
+  const std::string config = (std::filesystem::path(point->checkpoint) / "config.toml").string();
+  Assignments file = read_toml_settings(config);
+  if (under_launcher()) {
+    std::erase_if(file, [](const auto& setting) { return setting.first == "sharding.ranks"; });
+  }
+  return flags.resolve_over(file);
 }
 
 int run_golden_command(const GoldenOptions& options) {
@@ -157,6 +179,8 @@ Command add_train(CLI::App& parent) {
       "OUT/config.toml. Settings: defaults, then --preset, then the TOML file, then flags.\n\n"
       "  sherd train --epochs 3 --out runs/try\n"
       "  sherd train runs/try/config.toml --seed 1 --out runs/again\n"
+      "  sherd train --save-every 500 --out runs/long\n"
+      "  sherd train --resume auto --out runs/long       goes on with it, by its settings\n"
       "  sherd train --ranks 4 --shard zero3             four ranks as threads of one process\n"
       "  mpiexec -n 4 sherd train --shard zero3          four processes\n"
       "  SHERD_RENDEZVOUS=10.0.0.1:29400 SHERD_TOKEN=s3cret SHERD_WORLD_SIZE=2 SHERD_RANK=0 \\\n"
@@ -173,8 +197,8 @@ Command add_train(CLI::App& parent) {
              "file", state->toml,
              "TOML file of settings: the sections below, names with _ for -, texts in quotes")
           ->type_name("FILE");
-  SettingFlags flags(
-      app, {"model", "data", "optimizer", "schedule", "sharding", "precision", "memory", "run"});
+  SettingFlags flags(app, {"model", "data", "optimizer", "schedule", "sharding", "precision",
+                           "memory", "run", "checkpoint"});
   const std::string group = "golden runs";
   CLI::Option* golden =
       app->add_option(
@@ -198,8 +222,8 @@ Command add_train(CLI::App& parent) {
       ->needs(golden)
       ->check(CLI::NonNegativeNumber);
   return {app, [state, flags, toml, golden] {
-            const TrainSettings settings = flags.resolve(
-                toml->count() > 0 ? std::optional<std::string>(state->toml) : std::nullopt);
+            const TrainSettings settings =
+                toml->count() > 0 ? flags.resolve(state->toml) : resolve_resumed(flags);
             if (golden->count() == 0) return run_training(settings);
             std::vector<std::string> used{"precision.precision", "data.data_dir", "run.threads"};
             for (const Setting& setting : setting_table()) {

@@ -230,6 +230,9 @@ Rehearsal::Rehearsal(const TrainSettings& settings, Image like, Context& context
   make_weights(settings, model, engine);
   step = std::make_unique<TrainingStep>(context, model, engine, *optimizer,
                                         step_settings(settings, lr_schedule(settings, 1, 1000)));
+  if (settings.save_every > 0 && settings.checkpoint_async) {
+    saver = std::make_unique<CheckpointSaver>(context, model, engine, *optimizer, true);
+  }
   const std::int64_t most = rank_slice(settings.batch_size, world.rank(), world.size()).size;
   const std::int64_t capacity = settings.micro_batch > 0 ? settings.micro_batch : most;
   inputs = std::make_unique<InputBuffers>(context, *image, capacity, engine.precision().master);

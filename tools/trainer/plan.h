@@ -4,6 +4,7 @@
 #pragma once
 
 #include <sherd/runtime/out_of_memory.h>
+#include <sherd/tools/trainer/checkpoints.h>
 #include <sherd/tools/trainer/setup.h>
 
 #include <functional>
@@ -28,6 +29,7 @@ struct SHERD_API Rehearsal {
   ShardingEngine engine;
   std::unique_ptr<Optimizer> optimizer;
   std::unique_ptr<TrainingStep> step;
+  std::unique_ptr<CheckpointSaver> saver;  // where it has memory of its own
   std::unique_ptr<InputBuffers> inputs;
   std::shared_ptr<void> ring;  // what a loader of batches takes of the context's memory
 };

@@ -42,6 +42,24 @@ void RunLog::start(const RunInfo& info, const TrainSettings& settings) {
                   .dump());
 }
 
+void RunLog::resume(const std::string& checkpoint, const RunProgress& progress) {
+  file_.write(json{{"event", "resume"},
+                   {"checkpoint", checkpoint},
+                   {"steps", progress.step.steps},
+                   {"epoch", progress.epoch},
+                   {"samples", progress.samples}}
+                  .dump());
+}
+
+void RunLog::checkpoint(const RunCheckpoints::Saved& saved) {
+  file_.write(json{{"event", "checkpoint"},
+                   {"steps", saved.step},
+                   {"path", saved.path},
+                   {"best", saved.best},
+                   {"seconds", saved.seconds}}
+                  .dump());
+}
+
 void RunLog::step(const StepInfo& now, const Ledger& ledger, double exposed_seconds) {
   json line{{"event", "step"},
             {"epoch", now.epoch},

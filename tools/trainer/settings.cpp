@@ -43,7 +43,7 @@ std::string suggestion(const std::string& key) {
   const std::string by_name = did_you_mean(key.substr(key.find('.') + 1), names);
   if (!by_name.starts_with("; known")) return by_name;
   return section.empty()
-             ? "; sections: model, data, optimizer, schedule, sharding, precision, memory, run"
+             ? "; sections: model, data, optimizer, schedule, sharding, precision, memory, run, checkpoint"
              : did_you_mean("", section);
 }
 
@@ -238,6 +238,15 @@ const std::vector<Setting>& setting_table() {
       {"run.log_every", &T::log_every, "steps between lines of the log"},
       {"run.eval_every", &T::eval_every,
        "epochs between evaluations on the test images; 0: at the end"},
+      {"checkpoint.save_every", &T::save_every,
+       "steps between checkpoints in OUT/checkpoints, from which --resume goes on; also one where an "
+       "evaluation is the best so far, and at the end. 0: none"},
+      {"checkpoint.keep", &T::keep, "how many of the newest checkpoints stay, beside the best"},
+      {"checkpoint.checkpoint_async", &T::checkpoint_async,
+       "write checkpoints from a copy in the host's memory while training goes on"},
+      {"checkpoint.resume", &T::resume,
+       "go on from this checkpoint (or the newest of this run), by its settings, which flags "
+       "change; auto: from the newest in OUT, or from the start where there is none"},
   };
   return table;
 }
@@ -391,6 +400,8 @@ void check_used(const TrainSettings& s, const Assignments& given) {
       {"precision.loss_scale_window", scaled, "--precision fp16 and --loss-scale auto"},
       {"precision.loss_scale_hysteresis", scaled, "--precision fp16 and --loss-scale auto"},
       {"precision.min_loss_scale", scaled, "--precision fp16 and --loss-scale auto"},
+      {"checkpoint.keep", s.save_every > 0, "--save-every"},
+      {"checkpoint.checkpoint_async", s.save_every > 0, "--save-every"},
       {"schedule.warmup_epochs", s.warmup_steps < 0, "no --warmup-steps beside it"},
   };
   for (const auto& [key, value] : given) {
@@ -406,7 +417,8 @@ std::string settings_to_toml(const TrainSettings& settings) {
       "# Every setting of this run; `sherd train FILE` repeats it in a new folder.\n";
   std::string section;
   for (const Setting& setting : setting_table()) {
-    if (setting.key == "run.out" || setting.key == "run.trace") continue;
+    static const std::set<std::string> kOfOneRun{"run.out", "run.trace", "checkpoint.resume"};
+    if (kOfOneRun.contains(setting.key)) continue;
     if (setting.section() != section) {
       section = setting.section();
       text += fmt::format("\n[{}]\n", section);

@@ -59,6 +59,10 @@ struct TrainSettings {
   std::int64_t threads = 0, seed = 0;
   std::string out, trace;
   std::int64_t log_every = 50, eval_every = 1;
+  // [checkpoint]
+  std::int64_t save_every = 0, keep = 2;
+  bool checkpoint_async = false;
+  std::string resume;
 };
 
 // One entry of the table. `key` is "section.name" in TOML; the flag is --name with dashes.

@@ -9,6 +9,7 @@
 #include <sherd/tools/trainer/run_log.h>
 
 #include <algorithm>
+#include <array>
 #include <chrono>
 #include <cmath>
 #include <ctime>
@@ -44,9 +45,10 @@ std::string make_default_out(const TrainSettings& settings) {
 
 class Run {
  public:
-  Run(const TrainSettings& settings, const DataSource& data, Communicator& world,
-      TrainObserver& observer)
+  Run(const TrainSettings& settings, const ResumePoint& resume, const DataSource& data,
+      Communicator& world, TrainObserver& observer)
       : settings_(settings),
+        resume_(resume),
         observer_(observer),
         world_(world),
         data_(data),
@@ -64,8 +66,12 @@ class Run {
     try {
       plan();
       prepare();
-      agree_on_errors(world_, message_of([&] { claim_files(); }));
+      agree_on_errors(world_, is_first() ? message_of([&] { choose_out(); }) : std::string());
       share_out();
+      if (checkpoints_) {
+        checkpoints_->open(world_, info_.out, config(), [&](const auto& s) { tell_saved(s); });
+      }
+      agree_on_errors(world_, message_of([&] { claim_files(); }));
       if (!settings_.trace.empty()) context_.trace().enable();
       agree_on_errors(world_, is_first() ? message_of([&] { start_log(); }) : std::string());
       train_epochs();
@@ -106,6 +112,8 @@ class Run {
     check_range("--max-steps", settings_.max_steps, 0, std::int64_t{1} << 40);
     check_range("--log-every", settings_.log_every, 1, std::int64_t{1} << 40);
     check_range("--eval-every", settings_.eval_every, 0, 1'000'000);
+    check_range("--save-every", settings_.save_every, 0, std::int64_t{1} << 40);
+    check_range("--keep", settings_.keep, 1, 1'000'000);
     const std::int64_t images = data_.train->size();
     info_.train_images = images;
     info_.test_images = data_.test->size();
@@ -125,9 +133,21 @@ class Run {
 
   void prepare() {
     const LrSchedule schedule = lr_schedule(settings_, info_.steps_per_epoch, info_.total_steps);
-    make_weights(settings_, model_, engine_);
+    std::optional<CheckpointReader> from;
+    if (!resume_.checkpoint.empty()) {
+      from.emplace(resume_.checkpoint);
+      check_checkpoint(*from, model_, optimizer_.get());
+      load_weights(*from, engine_);
+    } else {
+      make_weights(settings_, model_, engine_);
+    }
     step_ = std::make_unique<TrainingStep>(context_, model_, engine_, *optimizer_,
                                            step_settings(settings_, schedule));
+    if (from) go_on_from(*from);
+    if (settings_.save_every > 0) {
+      checkpoints_ =
+          std::make_unique<RunCheckpoints>(settings_, context_, model_, engine_, *optimizer_);
+    }
     make_loader();
     const std::int64_t largest = std::min(settings_.batch_size, info_.train_images);
     const std::int64_t capacity =
@@ -136,6 +156,59 @@ class Run {
             : std::max<std::int64_t>(1, rank_slice(largest, world_.rank(), world_.size()).size);
     inputs_ = std::make_unique<InputBuffers>(context_, *data_.train, capacity,
                                              engine_.precision().master);
+  }
+
+  void go_on_from(const CheckpointReader& checkpoint) {
+    const RunProgress then = progress_of(checkpoint);
+    SHERD_CHECK(then.step.steps < info_.total_steps,
+                "--resume: checkpoint '{}' is of step {} of {}, so there is nothing left to train; "
+                "raise --epochs or --max-steps, or use its weights: sherd eval --weights {}",
+                checkpoint.directory(), then.step.steps, info_.total_steps, checkpoint.directory());
+    load_state(checkpoint, engine_, *optimizer_, then);
+    step_->restore(then.step);
+    progress_ = then;
+    started_at_ = then;
+    fill_in(progress_);
+    for (const std::string& difference : differences(then, progress_)) {
+      warnings_.push_back("--resume: " + difference);
+    }
+    outcome_.skipped = then.skipped;
+    info_.resumed_from = checkpoint.directory();
+    info_.resumed_steps = then.step.steps;
+    if (progress_.samples < info_.train_images) return;
+    ++progress_.epoch;  // a smaller data set, or an epoch that had ended
+    begin_epoch();
+  }
+
+  // What does not change during a run.
+  void fill_in(RunProgress& progress) const {
+    progress.batch_size = settings_.batch_size;
+    progress.seed = settings_.seed;
+    progress.ranks = world_.size();
+    progress.threads = context_.threads();
+    progress.dataset = settings_.dataset;
+    progress.sharding = name_of(engine_.options().policy);
+  }
+
+  void begin_epoch() {
+    progress_.samples = progress_.learnt = progress_.epoch_skipped = 0;
+    progress_.loss_sum = 0.0;
+  }
+
+  // All ranks together, between steps.
+  void save_checkpoint(bool best) {
+    fill_in(progress_);
+    progress_.step = step_->state();
+    progress_.optimizer_steps = optimizer_->steps_done();
+    progress_.skipped = outcome_.skipped;
+    checkpoints_->save(progress_, best);
+  }
+
+  void tell_saved(const RunCheckpoints::Saved& saved) {
+    by_itself([&] {
+      if (log_) log_->checkpoint(saved);
+      observer_.on_checkpoint(saved);
+    });
   }
 
   void make_loader() {
@@ -149,7 +222,40 @@ class Run {
     return (std::filesystem::path(info_.out) / name).string();
   }
 
+  void choose_out() {
+    if (settings_.out.empty()) {
+      info_.out = make_default_out(settings_);
+    } else {
+      info_.out = settings_.out;
+      std::error_code error;
+      std::filesystem::create_directories(info_.out, error);
+      SHERD_CHECK(!error, "--out {}: cannot make the folder: {}", info_.out, error.message());
+    }
+    SHERD_CHECK(resume_.same_run || find_checkpoints(in_out("checkpoints")).empty(),
+                "--out {}: there are checkpoints of a run already; go on with it by --resume auto, "
+                "or choose another folder; nothing was changed",
+                info_.out);
+  }
+
+  // With paths that hold from wherever the configuration is used later.
+  std::string config() const {
+    TrainSettings resolved = settings_;
+    for (std::string* path : {&resolved.data_dir, &resolved.weights}) {
+      if (!path->empty()) *path = std::filesystem::absolute(*path).string();
+    }
+    for (std::string* to : {&resolved.offload_optimizer, &resolved.offload_parameters}) {
+      const OffloadTo parsed = OffloadTo::parse(*to, "--offload");
+      if (parsed.directory.empty()) continue;
+      *to = "nvme:" + std::filesystem::absolute(parsed.directory).string();
+    }
+    resolved.ranks = world_.size();  // a launcher's too
+    return settings_to_toml(resolved);
+  }
+
   void claim_files() {
+    outcome_.config_path = in_out("config.toml");
+    outcome_.log_path = in_out("log.jsonl");
+    outcome_.weights_path = in_out("model.safetensors");
     if (is_first()) claim_out();
     if (!settings_.trace.empty()) claim(trace_path(), "");
   }
@@ -168,37 +274,20 @@ class Run {
   }
 
   void claim_out() {
-    if (settings_.out.empty()) {
-      info_.out = make_default_out(settings_);
-    } else {
-      info_.out = settings_.out;
-      std::error_code error;
-      std::filesystem::create_directories(info_.out, error);
-      SHERD_CHECK(!error, "--out {}: cannot make the folder: {}", info_.out, error.message());
-    }
-    outcome_.config_path = in_out("config.toml");
-    outcome_.log_path = in_out("log.jsonl");
-    outcome_.weights_path = in_out("model.safetensors");
     for (const std::string& path : {outcome_.log_path, outcome_.weights_path}) {
-      SHERD_CHECK(!std::filesystem::exists(path),
-                  "--out: '{}' is there already; choose another folder, nothing was changed", path);
+      SHERD_CHECK(resume_.same_run || !std::filesystem::exists(path),
+                  "--out: '{}' is there already; choose another folder, or go on with that run by "
+                  "--resume auto; nothing was changed",
+                  path);
       SHERD_CHECK(settings_.trace.empty() || !same_path(settings_.trace, path),
                   "--trace {}: that is where the run's own file goes; choose another name",
                   settings_.trace);
     }
     check_space();
-    // Paths that hold from wherever the configuration is used later.
-    TrainSettings resolved = settings_;
-    for (std::string* path : {&resolved.data_dir, &resolved.weights}) {
-      if (!path->empty()) *path = std::filesystem::absolute(*path).string();
+    if (resume_.same_run && std::filesystem::exists(outcome_.config_path)) {
+      return write_file_atomically(outcome_.config_path, config());
     }
-    for (std::string* to : {&resolved.offload_optimizer, &resolved.offload_parameters}) {
-      const OffloadTo parsed = OffloadTo::parse(*to, "--offload");
-      if (parsed.directory.empty()) continue;
-      *to = "nvme:" + std::filesystem::absolute(parsed.directory).string();
-    }
-    resolved.ranks = world_.size();  // a launcher's too
-    claim(outcome_.config_path, settings_to_toml(resolved));
+    claim(outcome_.config_path, config());
   }
 
   // Rank 0 writes to the path given, the others beside it.
@@ -217,29 +306,36 @@ class Run {
   // The weights are written at the very end, when it would be late to find the disk full.
   void check_space() const {
     std::int64_t bytes = 1 << 20;
+    // Those that stay, and the one that is being written.
+    if (checkpoints_) bytes += (settings_.keep + 1) * checkpoints_->bytes() * world_.size();
     for (const Parameter* parameter : model_.parameters()) {
       bytes += parameter->numel() * static_cast<std::int64_t>(size_of(engine_.precision().master));
     }
     std::error_code error;
     const std::filesystem::space_info space = std::filesystem::space(info_.out, error);
     SHERD_CHECK(error || space.available >= static_cast<std::uintmax_t>(bytes),
-                "--out {}: {} free, but the weights and the log need {}; free some space or choose "
-                "another folder",
+                "--out {}: {} free, but the weights{} and the log need {}; free some space or "
+                "choose another folder{}",
                 info_.out, format_bytes(static_cast<std::int64_t>(space.available)),
-                format_bytes(bytes));
+                checkpoints_ ? fmt::format(", {} checkpoints", settings_.keep + 1) : "",
+                format_bytes(bytes), checkpoints_ ? ", or lower --keep" : "");
   }
 
   void start_log() {
-    log_ = std::make_unique<RunLog>(outcome_.log_path);
-    claimed_.push_back(outcome_.log_path);
+    const bool goes_on = resume_.same_run && std::filesystem::exists(outcome_.log_path);
+    log_ = std::make_unique<RunLog>(outcome_.log_path, goes_on);
+    if (!goes_on) claimed_.push_back(outcome_.log_path);
     log_->start(info_, settings_);
+    if (!resume_.checkpoint.empty()) log_->resume(resume_.checkpoint, progress_);
     observer_.on_start(info_);
+    for (const std::string& warning : warnings_) observer_.on_warning(warning);
   }
 
   // A run that fails keeps what it has learnt; one that has learnt nothing, because its first step
   // failed or all were skipped, leaves no trace, so that the corrected command can be repeated.
   void remove_files() {
     log_.reset();
+    if (checkpoints_) checkpoints_->close();
     for (const std::string& path : claimed_) {
       std::error_code ignored;
       std::filesystem::remove(path, ignored);
@@ -252,36 +348,52 @@ class Run {
 
   // All ranks have come here for the same reason, so they can save the weights together.
   [[noreturn]] void give_up_together(const std::string& reason) {
-    if (optimizer_->steps_done() == 0) {
+    if (nothing_learnt()) {
       remove_files();
       throw AgreedError(reason);
     }
     engine_.abandon_step();
+    if (checkpoints_ && checkpoints_->pending()) {
+      try {
+        checkpoints_->finish();
+      } catch (const Error&) {  // the reason matters more
+      }
+    }
     if (log_) log_->error(step_->steps_done(), reason);
-    if (engine_.torn()) throw AgreedError(reason + kTorn);
+    if (engine_.torn()) throw AgreedError(reason + kTorn + resume_advice());
     throw AgreedError(
-        reason + rescue([&](const std::string& path) { save_sharded(model_, engine_, path); }));
+        reason + rescue([&](const std::string& path) { save_sharded(model_, engine_, path); }) +
+        resume_advice());
+  }
+
+  bool nothing_learnt() const { return optimizer_->steps_done() == started_at_.optimizer_steps; }
+
+  std::string resume_advice() const {
+    if (!checkpoints_ || checkpoints_->last_path().empty()) return {};
+    return fmt::format("; --resume {} goes on from the last checkpoint", checkpoints_->last_path());
   }
 
   // This rank has failed, or heard that another has. What is spread over the ranks is lost.
   [[noreturn]] void give_up_alone(const std::string& reason) {
     if (world_.size() == 1) give_up_together(reason);
     world_.abort(fmt::format("rank {}: {}", world_.rank(), reason));
-    if (optimizer_->steps_done() == 0) {
+    if (checkpoints_) checkpoints_->abandon();
+    if (nothing_learnt()) {
       remove_files();
       fail("{}", reason);
     }
     if (!is_first()) fail("{}", reason);
     if (log_) log_->error(step_->steps_done(), reason);
     if (engine_.holds_whole_model()) {
-      fail("{}{}", reason, rescue([&](const std::string& path) {
+      fail("{}{}{}", reason, rescue([&](const std::string& path) {
              const std::string failure = write_weights(model_, engine_, path);
              if (!failure.empty()) fail("{}", failure);
-           }));
+           }),
+           resume_advice());
     }
-    if (engine_.torn()) fail("{}{}", reason, kTorn);
-    fail("{} (the weights of {} step{} are lost, they were spread over ranks that have stopped)",
-         reason, step_->steps_done(), step_->steps_done() == 1 ? "" : "s");
+    if (engine_.torn()) fail("{}{}{}", reason, kTorn, resume_advice());
+    fail("{} (the weights of {} step{} are lost, they were spread over ranks that have stopped){}",
+         reason, step_->steps_done(), step_->steps_done() == 1 ? "" : "s", resume_advice());
   }
 
   std::string rescue(const std::function<void(const std::string&)>& save) {
@@ -302,27 +414,34 @@ class Run {
     if (failure_.empty()) failure_ = message;
   }
 
-  // Before each step: shall all go on? Throws an AgreedError where a rank has failed.
+  // Before each step: shall all go on? Throws an AgreedError where a rank has failed. A checkpoint
+  // that all have written meanwhile appears.
   bool all_go_on() {
-    std::int32_t worst = !failure_.empty() ? 2 : stop_wanted_ ? 1 : 0;
+    std::array<std::int32_t, 2> worst{!failure_.empty() ? 2
+                                      : stop_wanted_    ? 1
+                                                        : 0,
+                                      checkpoints_ && checkpoints_->writing() ? 1 : 0};
     const auto start = Clock::now();
-    world_.all_reduce(&worst, 1, DType::i32, ReduceOp::max, "shall the run go on");
+    world_.all_reduce(worst.data(), 2, DType::i32, ReduceOp::max, "shall the run go on");
     waited_ += seconds_since(start);
-    if (worst == 2) agree_on_errors(world_, failure_);
-    outcome_.stopped = worst == 1;
-    return worst == 0;
+    if (worst[0] == 2) agree_on_errors(world_, failure_);
+    if (checkpoints_ && checkpoints_->pending() && worst[1] == 0) checkpoints_->finish();
+    outcome_.stopped = worst[0] == 1;
+    return worst[0] == 0;
   }
 
   void train_epochs() {
     std::int64_t images_done = 0;
-    for (std::int64_t epoch = 0; epoch < info_.epochs && !outcome_.stopped; ++epoch) {
+    while (progress_.epoch < info_.epochs && step_->steps_done() < info_.total_steps &&
+           !outcome_.stopped) {
+      const std::int64_t epoch = progress_.epoch;
       EpochInfo info;
       info.epoch = epoch;
-      const std::int64_t samples = train_epoch(epoch, &info);
+      const std::int64_t samples = train_epoch(&info);
       images_done += samples;
       outcome_.train_seconds += info.seconds;
       if (samples == 0) break;  // stopped before its first step
-      const bool last = epoch + 1 == info_.epochs;
+      const bool last = step_->steps_done() == info_.total_steps;
       const bool due =
           last || (settings_.eval_every > 0 && (epoch + 1) % settings_.eval_every == 0);
       if (due && !outcome_.stopped) {
@@ -330,10 +449,21 @@ class Run {
         info.evaluated = !outcome_.stopped;
         if (info.evaluated) outcome_.test = info.test;
       }
+      if (progress_.samples >= info_.train_images) {
+        ++progress_.epoch;
+        begin_epoch();
+      }
+      if (checkpoints_) save_after_epoch(info);
       by_itself([&] {
         if (log_) log_->epoch(info);
         observer_.on_epoch(info);
       });
+    }
+    if (checkpoints_) {
+      if (!nothing_learnt() && checkpoints_->last_step() != step_->steps_done()) {
+        save_checkpoint(false);
+      }
+      if (checkpoints_->pending()) checkpoints_->finish();
     }
     agree_on_errors(world_, failure_);
     outcome_.steps = step_->steps_done();
@@ -341,15 +471,22 @@ class Run {
     outcome_.images_per_second = static_cast<double>(images_done) / outcome_.train_seconds;
   }
 
-  std::int64_t train_epoch(std::int64_t epoch, EpochInfo* info) {
+  void save_after_epoch(const EpochInfo& info) {
+    const bool best = info.evaluated && info.test.accuracy() > progress_.best_accuracy;
+    if (best) progress_.best_accuracy = info.test.accuracy();
+    if (best || checkpoints_->due(step_->steps_done())) save_checkpoint(best);
+  }
+
+  // Returns how many samples it took, from where the epoch stands.
+  std::int64_t train_epoch(EpochInfo* info) {
+    const std::int64_t epoch = progress_.epoch, per_step = settings_.batch_size;
     const auto epoch_start = Clock::now();
     Window window{epoch_start, 0.0, exposed()};
     const double exposed_before = window.exposed;
-    double loss_sum = 0.0;
-    std::int64_t samples = 0, learnt = 0, in_epoch = 0;
+    std::int64_t samples = 0;
     by_itself([&] {
       if (!loader_) make_loader();
-      loader_->start_epoch(epoch);
+      loader_->start_epoch(epoch, progress_.samples);
     });
     const auto next_batch = [&] {
       const auto wait_start = Clock::now();
@@ -360,34 +497,42 @@ class Run {
     };
     BatchPtr batch, following;  // this step's; the next one's, where it is fetched ahead
     // All ranks take as many batches: the count follows from the settings alone.
-    while (step_->steps_done() < info_.total_steps && in_epoch < info_.steps_per_epoch) {
+    while (step_->steps_done() < info_.total_steps && progress_.samples < info_.train_images) {
       batch = following ? std::move(following) : next_batch();
       if (!all_go_on()) break;
-      SHERD_INTERNAL_CHECK(batch != nullptr, "epoch {} ended after {} batches", epoch, in_epoch);
+      SHERD_INTERNAL_CHECK(batch != nullptr, "epoch {} ended after {} samples", epoch,
+                           progress_.samples);
       const std::int64_t size = batch->global_size;
       StepInfo now;
-      const bool more =
-          step_->steps_done() + 1 < info_.total_steps && in_epoch + 1 < info_.steps_per_epoch;
+      const bool more = step_->steps_done() + 1 < info_.total_steps &&
+                        progress_.samples + size < info_.train_images;
       now.result =
           step_->run(*inputs_, batch, [&] { return more ? following = next_batch() : nullptr; });
       batch.reset();
       now.epoch = epoch;
-      now.step_in_epoch = in_epoch++;
+      now.step_in_epoch = progress_.samples / per_step;
       samples += size;
+      progress_.samples += size;
       window.samples += size;
       if (now.result.skipped) {
-        ++info->skipped;
+        ++progress_.epoch_skipped;
         ++outcome_.skipped;
       } else {
-        learnt += size;
-        loss_sum += now.result.loss * static_cast<double>(size);
+        progress_.learnt += size;
+        progress_.loss_sum += now.result.loss * static_cast<double>(size);
       }
       now.skipped = outcome_.skipped;
       by_itself([&] { after_step(now, window); });
+      // At the end of an epoch the evaluation comes first.
+      const bool goes_on =
+          step_->steps_done() < info_.total_steps && progress_.samples < info_.train_images;
+      if (checkpoints_ && goes_on && checkpoints_->due(step_->steps_done())) save_checkpoint(false);
     }
     info->seconds = seconds_since(epoch_start);
     outcome_.exposed_seconds += exposed() - exposed_before;
-    info->train_loss = learnt > 0 ? loss_sum / static_cast<double>(learnt) : NAN;
+    info->skipped = progress_.epoch_skipped;
+    info->train_loss =
+        progress_.learnt > 0 ? progress_.loss_sum / static_cast<double>(progress_.learnt) : NAN;
     info->images_per_second = static_cast<double>(samples) / info->seconds;
     return samples;
   }
@@ -407,7 +552,7 @@ class Run {
     now.images_per_second = static_cast<double>(window.samples) / seconds_since(window.start);
     now.data_wait = window.wait;
     const std::int64_t done = step_->steps_done();
-    if (done == kTracedSteps || done == info_.total_steps) write_trace();
+    if (done - started_at_.step.steps == kTracedSteps || done == info_.total_steps) write_trace();
     if (done % settings_.log_every == 0 || done == info_.total_steps || now.result.skipped) {
       if (log_) log_->step(now, context_.ledger(), exposed() - window.exposed);
       window = Window{Clock::now(), 0.0, exposed()};
@@ -447,6 +592,7 @@ class Run {
     by_itself([&] { write_trace(); });
     const Ledger& ledger = context_.ledger();
     outcome_.info = info_;
+    if (checkpoints_) outcome_.checkpoint_path = checkpoints_->last_path();
     outcome_.at_peak = ledger.at_peak();
     outcome_.peaks = ledger.peaks();
     outcome_.peak_bytes = ledger.peak_total();
@@ -474,6 +620,7 @@ class Run {
   static constexpr std::int64_t kTracedSteps = 10;
 
   TrainSettings settings_;
+  ResumePoint resume_;
   TrainObserver& observer_;
   Communicator& world_;
   DataSource data_;
@@ -484,6 +631,9 @@ class Run {
   std::unique_ptr<TrainingStep> step_;
   std::unique_ptr<BatchLoader> loader_;
   std::unique_ptr<InputBuffers> inputs_;
+  std::unique_ptr<RunCheckpoints> checkpoints_;  // with --save-every
+  RunProgress progress_, started_at_;
+  std::vector<std::string> warnings_;  // for the start
   RunInfo info_;
   TrainOutcome outcome_;
   std::unique_ptr<RunLog> log_;  // of rank 0
@@ -519,6 +669,9 @@ TrainOutcome train(const TrainSettings& given, TrainObserver& observer) {
   loss_scale_settings(settings);
   offloads_activations(settings);
   // Threads share the images; processes read their own.
+  const std::optional<ResumePoint> found = find_resume_point(settings.resume, settings.out);
+  const ResumePoint resume = found.value_or(ResumePoint{});
+  if (found) settings.out = resume.out;
   std::optional<DataSource> shared;
   if (!under_launcher()) shared = open_data(settings);
   const auto plan_memory = [&](const DataSource& data) {
@@ -535,11 +688,12 @@ TrainOutcome train(const TrainSettings& given, TrainObserver& observer) {
     const DataSource data = shared ? *shared : open_data(settings);
     check_same_start(
         world,
-        {fmt::format("{} training and {} test images", data.train->size(), data.test->size())},
+        {fmt::format("{} training and {} test images", data.train->size(), data.test->size()),
+         "--resume from '" + resume.checkpoint + "'"},
         settings);
     if (!shared) plan_memory(data);
     with_memory_advice(settings, ranks, [&] {
-      Run run(settings, data, world, first ? observer : other);
+      Run run(settings, resume, data, world, first ? observer : other);
       const TrainOutcome mine = run.run();
       if (first) outcome = mine;
     });

@@ -5,6 +5,7 @@
 #include <sherd/comm/sharding/engine.h>
 #include <sherd/models/vit.h>
 #include <sherd/tools/trainer/evaluate.h>
+#include <sherd/tools/trainer/run_checkpoints.h>
 #include <sherd/tools/trainer/settings.h>
 #include <sherd/tools/trainer/setup.h>
 #include <sherd/tools/trainer/training_step.h>
@@ -23,6 +24,8 @@ struct RunInfo {
   std::string sharding;      // "4 ranks as threads, zero3"
   std::string precision;     // see describe(Precision)
   bool scales_loss = false;  // something is in fp16: steps may overflow and be skipped
+  std::string resumed_from;  // a checkpoint, or empty
+  std::int64_t resumed_steps = 0;
 };
 
 struct StepInfo {
@@ -51,6 +54,7 @@ class SHERD_API TrainObserver {
   virtual void on_step(const StepInfo&) {}
   virtual void on_evaluate(std::int64_t /*done*/, std::int64_t /*of*/) {}
   virtual void on_epoch(const EpochInfo&) {}
+  virtual void on_checkpoint(const RunCheckpoints::Saved&) {}
   virtual void on_warning(const std::string&) {}
   virtual bool should_stop() { return false; }  // asked after each step and while evaluating
 };
@@ -69,16 +73,17 @@ struct TrainOutcome {
   std::int64_t host_peak_bytes = 0;  // of what is offloaded
   MemoryBreakdown host_at_peak{};
   std::string weights_path, log_path, config_path;
+  std::string checkpoint_path;  // the newest; empty without --save-every
 };
 
 // Trains on the ranks of the settings, or of the launcher; the observer hears of rank 0 alone (but
 // of a launcher's processes each is asked whether to stop), and under a launcher only the first
 // process gets an outcome.
 //
-// Creates `settings.out` (it must not hold a run already) with config.toml, log.jsonl and, at the
-// end, model.safetensors. Settings that cannot be honoured throw before anything is created. A
-// failure after the first step saves what was learnt as model-before-error.safetensors, and says
-// so.
+// Creates `settings.out` (it must not hold a run already, but for --resume) with config.toml,
+// log.jsonl, checkpoints and, at the end, model.safetensors. Settings that cannot be honoured throw
+// before anything is created. A failure after the first step saves what was learnt as
+// model-before-error.safetensors, and says so.
 SHERD_API TrainOutcome train(const TrainSettings& settings, TrainObserver& observer);
 
 }  // namespace sherd

@@ -188,6 +188,11 @@ bool TrainingStep::skip_overflow(StepResult& result) {
   return true;
 }
 
+void TrainingStep::restore(const StepState& state) {
+  steps_ = state.steps;
+  if (scaler_ && state.loss_scale.scale > 0.0) scaler_->restore(state.loss_scale);
+}
+
 StepResult TrainingStep::run(InputBuffers& inputs, const BatchPtr& batch,
                              const std::function<BatchPtr()>& next) {
   const auto prefetch = [&](const BatchPtr& from, std::int64_t begin) {

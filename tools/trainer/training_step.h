@@ -38,6 +38,12 @@ struct StepResult {
   bool skipped = false;     // the scaled gradient overflowed, on some rank: nothing was updated
 };
 
+// What a checkpoint keeps of it.
+struct StepState {
+  std::int64_t steps = 0;        // done, skipped ones too
+  LossScaler::State loss_scale;  // where one is scaled
+};
+
 class SHERD_API TrainingStep {
  public:
   // The engine must shard `model`. All ranks call everything together.
@@ -57,6 +63,8 @@ class SHERD_API TrainingStep {
   // and for timing.
   StepResult run_shape(InputBuffers& inputs, std::int64_t samples);
 
+  StepState state() const { return {steps_, scaler_ ? scaler_->state() : LossScaler::State()}; }
+  void restore(const StepState& state);
   std::int64_t steps_done() const { return steps_; }                      // skipped ones too
   double loss_scale() const { return scaler_ ? scaler_->scale() : 1.0; }  // of the next step
   // Why steps are not captured although settings.graph asks for it; empty while nothing is known.
