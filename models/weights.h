@@ -1,12 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
-// A model's weights as one safetensors file under its parameters' names, which for a Vision
-// Transformer are timm's.
+// A model's weights as a file under its parameters' names, which for a Vision Transformer are
+// timm's. Written as safetensors; read from these, or from what torch.save wrote of a state dict
+// (runtime/io/torch_file.h).
 #pragma once
 
 #include <sherd/models/module.h>
 #include <sherd/runtime/io/safetensors.h>
+#include <sherd/runtime/io/tensor_file.h>
 
 #include <map>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -18,7 +21,8 @@ SHERD_API void save_weights(const Module& model, const std::string& path,
 
 // A file of weights for a model: opening it checks that every parameter is there with its shape,
 // and that the file has no tensor that the model lacks, except the ones that old files are known to
-// carry ("pre_logits.", "pooler.").
+// carry ("pre_logits.", "pooler."). Of a checkpoint the weights alone are looked at, see
+// TensorFile::prefix; names of wrappers and of transformers become timm's, see weights_names.h.
 class SHERD_API WeightsFile {
  public:
   WeightsFile(const std::string& path, const Module& model);
@@ -27,10 +31,16 @@ class SHERD_API WeightsFile {
   // types: a rank reads the elements it keeps alone.
   void read(const Parameter& parameter, std::int64_t first, const Tensor& elements) const;
   const std::vector<std::string>& leftover() const { return leftover_; }
+  // How the file's names became the model's, a short sentence each; empty where they are the same.
+  const std::vector<std::string>& notes() const { return notes_; }
 
  private:
-  SafetensorsFile file_;
-  std::vector<std::string> leftover_;
+  using Sources = std::vector<const TensorEntry*>;  // joined along the first dimension
+  void check(const Parameter& parameter, const Sources& sources) const;
+
+  std::unique_ptr<TensorFile> file_;
+  std::map<std::string, Sources> weights_;  // by the model's names
+  std::vector<std::string> leftover_, notes_;
 };
 
 // Allocates every parameter and fills it from the file, see WeightsFile. Returns what is left over.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/runtime/error.h>
+#include <sherd/runtime/io/quote.h>
 #include <sherd/runtime/io/safetensors.h>
 
 #include <algorithm>
@@ -30,21 +31,6 @@ constexpr const char* kDTypeList = "F64, F32, F16, BF16, I64, I32, U8";
 constexpr std::array<std::string_view, 15> kForeignDTypes{
     "BOOL",    "I8",      "I16",         "U16",         "U32",     "U64",     "C64",    "F4",
     "F8_E4M3", "F8_E5M2", "F8_E4M3FNUZ", "F8_E5M2FNUZ", "F6_E2M3", "F6_E3M2", "F8_E8M0"};
-
-// Text from a file, made fit for a message: quoted, short and printable.
-std::string quote(std::string_view text) {
-  constexpr std::size_t kLongest = 120;
-  std::string out = "'";
-  for (const char c : text.substr(0, kLongest)) {
-    const auto byte = static_cast<unsigned char>(c);
-    if (byte < 0x20 || byte >= 0x7f) {
-      out += fmt::format("\\x{:02x}", byte);
-    } else {
-      out += c;
-    }
-  }
-  return out + (text.size() > kLongest ? "...'" : "'");
-}
 
 // A tensor as its header entry says it, before any check across entries.
 struct RawEntry {

@@ -2,7 +2,9 @@
 #include "command.h"
 
 #include <sherd/models/vit.h>
-#include <sherd/runtime/io/safetensors.h>
+#include <sherd/models/weights_names.h>
+#include <sherd/runtime/io/quote.h>
+#include <sherd/runtime/io/tensor_file.h>
 #include <sherd/runtime/ledger.h>
 #include <sherd/tools/trainer/plan.h>
 #include <sherd/tools/trainer/ranks.h>
@@ -49,22 +51,40 @@ int inspect_model(const std::string& name, std::int64_t classes) {
 }
 
 int inspect_weights(const std::string& path) {
-  const SafetensorsFile file = SafetensorsFile::open(path);
-  std::int64_t elements = 0, bytes = 0;
+  const std::unique_ptr<TensorFile> file = open_tensor_file(path);
+  std::int64_t elements = 0;
+  std::uint64_t bytes = 0;
   std::size_t width = 4;
-  for (const SafetensorsEntry& entry : file.entries()) width = std::max(width, entry.name.size());
-  std::vector<const SafetensorsEntry*> sorted;
-  for (const SafetensorsEntry& entry : file.entries()) sorted.push_back(&entry);
-  std::ranges::sort(sorted, {}, [](const SafetensorsEntry* entry) { return entry->name; });
-  for (const SafetensorsEntry* entry : sorted) {
-    fmt::print("{:<{}}  {:<5} {:<20} {:>12}\n", entry->name, width, name_of(entry->dtype),
-               entry->shape.to_string(), group_digits(entry->shape.numel()));
-    elements += entry->shape.numel();
-    bytes += static_cast<std::int64_t>(entry->size);
+  std::vector<const TensorEntry*> sorted;
+  std::vector<std::string> weights;  // of a model; the rest may be an optimizer's
+  for (const TensorEntry& entry : file->entries()) {
+    width = std::max(width, quote(entry.name).size() - 2);
+    sorted.push_back(&entry);
+    if (entry.name.starts_with(file->prefix())) {
+      weights.push_back(entry.name.substr(file->prefix().size()));
+    }
   }
-  fmt::print("\n{}: {} tensors, {} elements, {}\n", path, file.entries().size(),
-             group_digits(elements), format_bytes(bytes));
-  for (const auto& [key, value] : file.metadata()) fmt::print("{} = {}\n", key, value);
+  std::ranges::sort(sorted, {}, [](const TensorEntry* entry) { return entry->name; });
+  for (const TensorEntry* entry : sorted) {
+    const std::string quoted = quote(entry->name);  // without the quotes: printable
+    fmt::print("{:<{}}  {:<5} {:<20} {:>12}{}\n", quoted.substr(1, quoted.size() - 2), width,
+               entry->type, fmt::format("[{}]", fmt::join(entry->dims, ", ")),
+               group_digits(entry->numel), entry->dtype ? "" : "  (cannot be read here)");
+    // What is spread out of a small storage may claim more than any number holds.
+    if (__builtin_add_overflow(elements, entry->numel, &elements)) elements = INT64_MAX;
+    bytes += entry->bytes;
+  }
+  fmt::print("\n{}: {} tensors, {} elements, {}, {}\n", path, file->entries().size(),
+             group_digits(elements), format_bytes(static_cast<std::int64_t>(bytes)),
+             file->format());
+  if (!file->prefix().empty()) {
+    fmt::print("a model's weights: the {} under '{}'\n", weights.size(),
+               file->prefix().substr(0, file->prefix().size() - 1));
+  }
+  for (const std::string& note : map_weight_names(weights).notes) {
+    fmt::print("for a model: {}\n", note);
+  }
+  for (const auto& [key, value] : file->metadata()) fmt::print("{} = {}\n", key, value);
   return 0;
 }
 
@@ -107,8 +127,11 @@ Command add_inspect(CLI::App& parent) {
   model->add_option("name", state->model, "timm's name, such as vit_base_patch16_224")
       ->type_name("NAME");
   model->add_option("--classes", state->classes, "classes of the head [1000]")->type_name("INT");
-  CLI::App* weights = app->add_subcommand("weights", "Every tensor of a safetensors file.\n");
-  weights->add_option("file", state->weights, "a safetensors file")->type_name("FILE");
+  CLI::App* weights = app->add_subcommand(
+      "weights",
+      "Every tensor of a file, without running any of it: safetensors, or PyTorch's .pt, .pth, "
+      ".bin.\n");
+  weights->add_option("file", state->weights, "a safetensors or PyTorch file")->type_name("FILE");
   CLI::App* events = app->add_subcommand(
       "events",
       "What the sharding engine does in one training step, in order, planned on the meta device:\n"
@@ -123,7 +146,8 @@ Command add_inspect(CLI::App& parent) {
             check_one_process("inspect");
             if (events->parsed()) return inspect_events(flags.resolve({}));
             if (model->parsed()) return inspect_model(state->model, state->classes);
-            SHERD_CHECK(!state->weights.empty(), "inspect weights: give a safetensors file");
+            SHERD_CHECK(!state->weights.empty(),
+                        "inspect weights: give a safetensors or PyTorch file");
             return inspect_weights(state->weights);
           }};
 }

@@ -1,0 +1,204 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/runtime/error.h>
+#include <sherd/runtime/io/file.h>
+#include <sherd/runtime/io/quote.h>
+#include <sherd/runtime/io/torch_file.h>
+#include <sherd/runtime/io/torch_listing.h>
+#include <sherd/runtime/io/torch_types.h>
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <utility>
+
+namespace sherd {
+namespace {
+
+constexpr std::string_view kPickle = "data.pkl";
+constexpr std::string_view kAdvice =
+    "only tensors and plain containers are read. Save model.state_dict() with torch.save, or as "
+    "safetensors, instead";
+
+// Where data.pkl lies: in the archive's one folder.
+std::string find_folder(const ZipArchive& zip) {
+  for (const ZipEntry& entry : zip.entries()) {
+    if (!entry.name.ends_with(kPickle)) continue;
+    const std::string_view folder = entry.name.substr(0, entry.name.size() - kPickle.size());
+    const bool one = std::ranges::count(folder, '/') == 1 && folder.ends_with('/');
+    if (!folder.empty() && !one) continue;
+    SHERD_CHECK(zip.find(std::string(folder) + "constants.pkl") == nullptr,
+                "'{}' is a TorchScript archive, a program with weights inside: load it with "
+                "torch.jit.load and save its state_dict() with torch.save",
+                zip.path());
+    return std::string(folder);
+  }
+  fail("'{}' is a zip archive, but not one of torch.save: it has no entry NAME/data.pkl",
+       zip.path());
+}
+
+std::string plain_text(const PickleValue& value) {
+  constexpr std::size_t kLongest = 200;
+  if (std::holds_alternative<PickleNone>(value)) return "None";
+  if (const auto* flag = std::get_if<bool>(&value)) return *flag ? "True" : "False";
+  if (const auto* number = std::get_if<std::int64_t>(&value)) return fmt::format("{}", *number);
+  if (const auto* real = std::get_if<double>(&value)) return fmt::format("{}", *real);
+  const auto* text = std::get_if<std::string_view>(&value);
+  return text != nullptr && text->size() <= kLongest ? quote(*text) : "";
+}
+
+}  // namespace
+
+std::span<const std::uint8_t> TorchArchive::read_entry(const std::string& name,
+                                                       std::uint64_t max_bytes) {
+  const ZipEntry* entry = zip_.find(name);
+  return entry == nullptr ? std::span<const std::uint8_t>{}
+                          : zip_.read(*entry, max_bytes, inflated_);
+}
+
+TorchArchive::TorchArchive(std::span<const std::uint8_t> file, const std::string& path)
+    : zip_(file, path), folder_(find_folder(zip_)) {
+  constexpr std::uint64_t kLongestOrder = 64;
+  const auto order = read_entry(folder_ + "byteorder", kLongestOrder);
+  const std::string_view order_text(reinterpret_cast<const char*>(order.data()), order.size());
+  SHERD_CHECK(order.empty() || order_text == "little",
+              "'{}': its bytes are in the order {}, expected 'little'; save it again on a "
+              "little-endian machine",
+              path, quote(order_text));
+  const auto pickle = read_entry(folder_ + std::string(kPickle), kMaxPickle);
+  tree_ = read_pickle(
+      pickle, path,
+      {.callable = torch_callables(), .constant = torch_constants(), .advice = kAdvice});
+  SHERD_CHECK(tree_.used == pickle.size(), "'{}': {} bytes follow its pickle's end", path,
+              pickle.size() - tree_.used);
+  TorchListing listing(zip_, folder_, tree_);
+  tensors_ = listing.tensors(pickle.size());
+  state_dict_ = listing.state_dict();
+}
+
+std::map<std::string, std::string> TorchArchive::plain_values() const {
+  constexpr std::size_t kMost = 100;
+  std::map<std::string, std::string> found;
+  const auto* dict = tree_.get<PickleDict>(tree_.root);
+  if (dict == nullptr) return found;
+  for (const auto& [key, value] : dict->items) {
+    const auto* name = tree_.get<std::string_view>(key);
+    const std::string text = plain_text(tree_[value]);
+    if (name == nullptr || text.empty() || found.size() == kMost) continue;
+    const std::string quoted = quote(*name);
+    found[quoted.substr(1, quoted.size() - 2)] = text;
+  }
+  return found;
+}
+
+bool TorchTensor::contiguous() const {
+  if (numel == 0) return true;
+  std::int64_t expected = 1;
+  for (std::size_t i = shape.size(); i-- > 0;) {
+    if (shape[i] != 1 && strides[i] != expected) return false;
+    expected *= shape[i];  // at most numel, which fits
+  }
+  return true;
+}
+
+void copy_elements(const TorchTensor& tensor, std::uint64_t first, std::uint64_t count,
+                   std::uint8_t* to) {
+  if (count == 0) return;
+  const std::uint64_t width = tensor.width;
+  const std::size_t rank = tensor.shape.size();
+  std::vector<std::uint64_t> index(rank);
+  std::uint64_t from = tensor.offset;  // of the element at `index`
+  for (std::size_t i = rank; i-- > 0;) {
+    const auto size = static_cast<std::uint64_t>(tensor.shape[i]);
+    index[i] = first % size;
+    first /= size;
+    from += index[i] * static_cast<std::uint64_t>(tensor.strides[i]);
+  }
+  for (;;) {
+    // A run along the last dimension.
+    const std::uint64_t row = rank == 0 ? 1 : static_cast<std::uint64_t>(tensor.shape[rank - 1]);
+    const std::uint64_t step = rank == 0 ? 1 : static_cast<std::uint64_t>(tensor.strides[rank - 1]);
+    const std::uint64_t run = std::min(count, row - (rank == 0 ? 0 : index[rank - 1]));
+    const std::uint8_t* source = tensor.storage.data() + from * width;
+    if (step == 1) {
+      std::memcpy(to, source, run * width);
+    } else {
+      for (std::uint64_t i = 0; i < run; ++i) {
+        std::memcpy(to + i * width, source + i * step * width, width);
+      }
+    }
+    to += run * width;
+    count -= run;
+    if (count == 0) return;
+    from -= index[rank - 1] * step;
+    index[rank - 1] = 0;
+    for (std::size_t i = rank - 1; i-- > 0;) {
+      const auto stride = static_cast<std::uint64_t>(tensor.strides[i]);
+      from += stride;
+      if (++index[i] < static_cast<std::uint64_t>(tensor.shape[i])) break;
+      from -= index[i] * stride;
+      index[i] = 0;
+    }
+  }
+}
+
+void refuse_legacy_torch_file(std::span<const std::uint8_t> file, const std::string& path) {
+  constexpr std::array<std::uint8_t, 14> kMagic{0x80, 2,    0x8a, 10,   0x6c, 0xfc, 0x9c,
+                                                0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19};
+  constexpr std::string_view kAgain =
+      "load it with torch.load and save its state_dict() again with PyTorch 1.6 or later";
+  SHERD_CHECK(file.size() < kMagic.size() || !std::ranges::equal(file.first(kMagic.size()), kMagic),
+              "'{}' is in PyTorch's format from before version 1.6, expected its zip format: {}",
+              path, kAgain);
+  constexpr std::string_view kTar = "ustar";
+  constexpr std::size_t kTarAt = 257;
+  SHERD_CHECK(file.size() < kTarAt + kTar.size() ||
+                  std::memcmp(file.data() + kTarAt, kTar.data(), kTar.size()) != 0,
+              "'{}' is a tar archive; if it comes from PyTorch: {}", path, kAgain);
+  SHERD_CHECK(file.size() < 2 || file[0] != 0x80 || file[1] < 2 || file[1] > 5,
+              "'{}' is a bare pickle, expected a file of torch.save (1.6 or later) or safetensors",
+              path);
+}
+
+namespace {
+
+class TorchTensorFile : public TensorFile {
+ public:
+  explicit TorchTensorFile(const std::string& path) : file_(path), archive_(file_.bytes(), path) {
+    path_ = path;
+    format_ = "PyTorch";
+    for (const TorchTensor& tensor : archive_.tensors()) {
+      const std::string_view type = tensor.dtype ? name_of(*tensor.dtype) : tensor.type;
+      entries_.push_back({tensor.name, std::string(type), tensor.dtype, tensor.shape,
+                          static_cast<std::int64_t>(tensor.numel), tensor.numel * tensor.width});
+    }
+    metadata_ = archive_.plain_values();
+    prefix_ = archive_.state_dict();
+    index_entries();
+  }
+
+ protected:
+  std::span<const std::uint8_t> read_elements(std::size_t index, std::uint64_t first,
+                                              std::uint64_t count,
+                                              std::vector<std::uint8_t>& room) const override {
+    const TorchTensor& tensor = archive_.tensors()[index];
+    if (count == 0) return {};
+    if (tensor.contiguous()) {
+      return tensor.storage.subspan((tensor.offset + first) * tensor.width, count * tensor.width);
+    }
+    room.resize(count * tensor.width);
+    copy_elements(tensor, first, count, room.data());
+    return room;
+  }
+
+ private:
+  MappedFile file_;
+  TorchArchive archive_;
+};
+
+}  // namespace
+
+std::unique_ptr<TensorFile> open_torch_file(const std::string& path) {
+  return std::make_unique<TorchTensorFile>(path);
+}
+
+}  // namespace sherd

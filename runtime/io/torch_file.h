@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// PyTorch's .pt, .pth and .bin files as torch.save writes them since version 1.6: a zip archive
+// with a pickle (NAME/data.pkl) that describes the objects, and each storage's bytes as an entry
+// (NAME/data/KEY). Nothing in such a file is run: see unpickler.h for what a pickle may hold.
+//
+// Opening checks that every tensor lies inside its storage, and every storage inside the file.
+// Tensors of types that Sherd lacks (bool, complex, float8, quantized, ...) are listed. Errors,
+// each an Error with the file, the place and what to do: names of other classes and functions (a
+// whole nn.Module, say: save its state_dict()), TorchScript archives, files from before 1.6,
+// big-endian ones, and tensors whose storage is compressed (by another program than PyTorch).
+#pragma once
+
+#include <sherd/runtime/io/tensor_file.h>
+#include <sherd/runtime/io/unpickler.h>
+#include <sherd/runtime/io/zip.h>
+
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <vector>
+
+namespace sherd {
+
+struct TorchTensor {
+  // The keys on the way to it, joined by dots, a list's index for a key: "model.cls_token",
+  // "optimizer.state.0.exp_avg". A file of one tensor alone calls it "tensor".
+  std::string name;
+  std::string_view type;                     // "float32"
+  std::optional<DType> dtype;                // none where Sherd has no such type
+  std::uint64_t width = 0;                   // bytes of an element
+  std::vector<std::int64_t> shape, strides;  // strides in elements, never negative
+  std::uint64_t numel = 0, offset = 0;       // elements; where in the storage the first one is
+  std::span<const std::uint8_t> storage;     // shared between views of one storage
+
+  bool contiguous() const;  // its elements lie in row-major order without gaps
+};
+
+// Copies elements from the one with row-major index `first` on. The caller has seen to it that they
+// exist; `to` has room for count * width bytes.
+SHERD_API void copy_elements(const TorchTensor& tensor, std::uint64_t first, std::uint64_t count,
+                             std::uint8_t* to);
+
+// An archive in memory; `file` outlives it, `path` only serves messages.
+class SHERD_API TorchArchive {
+ public:
+  TorchArchive(std::span<const std::uint8_t> file, const std::string& path);
+
+  const PickleTree& tree() const { return tree_; }
+  // Every tensor, once for each way to it, in the file's order.
+  const std::vector<TorchTensor>& tensors() const { return tensors_; }
+  // How the names of a model's weights begin: that dict's key and a dot, where of the outermost
+  // dict and those under its keys model, state_dict, model_state_dict, module and ema, one of the
+  // latter holds most tensors (of equals the first in this order). Else, or where nothing of these
+  // holds tensors, empty.
+  const std::string& state_dict() const { return state_dict_; }
+  // The numbers, strings and None beside the tensors in the outermost dict, as text.
+  std::map<std::string, std::string> plain_values() const;
+
+ private:
+  std::span<const std::uint8_t> read_entry(const std::string& name, std::uint64_t max_bytes);
+
+  ZipArchive zip_;
+  std::string folder_;                  // "NAME/"
+  std::vector<std::uint8_t> inflated_;  // the pickle, where it is compressed
+  PickleTree tree_;
+  std::vector<TorchTensor> tensors_;
+  std::string state_dict_;
+};
+
+// What a file starts with that is not a zip archive but comes from PyTorch: an Error that says what
+// it is. Returns for any other file.
+SHERD_API void refuse_legacy_torch_file(std::span<const std::uint8_t> file,
+                                        const std::string& path);
+
+// The file as a TensorFile, mapped.
+SHERD_API std::unique_ptr<TensorFile> open_torch_file(const std::string& path);
+
+}  // namespace sherd

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: Apache-2.0
+// What fuzzers feed: each reads one file's bytes as its reader would, and all of the result. A
+// sherd::Error is a good answer; anything else that is thrown or crashes is a bug.
+#pragma once
+
+#include <sherd/runtime/error.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <cstdlib>
+#include <string_view>
+
+namespace sherd::fuzz {
+
+void torch_file(const std::uint8_t* data, std::size_t size);    // a zip archive of torch.save
+void torch_pickle(const std::uint8_t* data, std::size_t size);  // its pickle, in a sound archive
+void safetensors(const std::uint8_t* data, std::size_t size);
+void idx(const std::uint8_t* data, std::size_t size);
+
+template <typename Action>
+void expect_errors_only(Action&& action) {
+  try {
+    action();
+  } catch (const Error& error) {
+    if (std::string_view(error.what()).find("internal error") != std::string_view::npos) {
+      std::abort();
+    }
+  }
+}
+
+}  // namespace sherd::fuzz
