@@ -3,6 +3,7 @@
 #include <sys/mman.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <string>
 #include <vector>
 
@@ -30,12 +31,12 @@ class MemoryFile {
 
 }  // namespace
 
-// The first byte: how many bytes of the rest, in sixteenths, are the images' file; then labels.
+// The first two bytes: how many of the rest are the images' file; then comes that of the labels.
 void idx(const std::uint8_t* data, std::size_t size) {
-  if (size == 0) return;
-  const std::size_t images = (size - 1) * (data[0] % 17u) / 16;
-  const MemoryFile image_file(data + 1, images);
-  const MemoryFile label_file(data + 1 + images, size - 1 - images);
+  if (size < 2) return;
+  const std::size_t images = std::min<std::size_t>(data[0] | data[1] << 8, size - 2);
+  const MemoryFile image_file(data + 2, images);
+  const MemoryFile label_file(data + 2 + images, size - 2 - images);
   expect_errors_only([&] {
     const auto dataset = load_idx_dataset(image_file.path(), label_file.path());
     std::vector<std::uint8_t> pixels(static_cast<std::size_t>(dataset->pixels()));

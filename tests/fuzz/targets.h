@@ -7,6 +7,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <cstdio>
 #include <cstdlib>
 #include <string_view>
 
@@ -22,7 +23,8 @@ void expect_errors_only(Action&& action) {
   try {
     action();
   } catch (const Error& error) {
-    if (std::string_view(error.what()).find("internal error") != std::string_view::npos) {
+    if (std::string_view(error.what()).starts_with("internal error at ")) {
+      std::fprintf(stderr, "%s\n", error.what());
       std::abort();
     }
   }

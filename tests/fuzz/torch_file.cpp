@@ -19,8 +19,8 @@ void read_all(std::span<const std::uint8_t> file) {
     copy_elements(tensor, 0, count, room.data());
     copy_elements(tensor, tensor.numel - count, count, room.data());
     if (tensor.numel > 0 && tensor.contiguous()) {  // where a reader takes them in place
-      const auto whole = tensor.storage.subspan(tensor.offset * tensor.width,
-                                                tensor.numel * tensor.width);
+      const auto whole =
+          tensor.storage.subspan(tensor.offset * tensor.width, tensor.numel * tensor.width);
       if (whole.back() == whole.front()) (void)archive.state_dict();
     }
   }

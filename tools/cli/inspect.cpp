@@ -52,13 +52,13 @@ int inspect_model(const std::string& name, std::int64_t classes) {
 
 int inspect_weights(const std::string& path) {
   const std::unique_ptr<TensorFile> file = open_tensor_file(path);
-  std::int64_t elements = 0;
-  std::uint64_t bytes = 0;
-  std::size_t width = 4;
+  std::int64_t elements = 0, bytes = 0;
+  std::size_t width = 4, type_width = 5;
   std::vector<const TensorEntry*> sorted;
   std::vector<std::string> weights;  // of a model; the rest may be an optimizer's
   for (const TensorEntry& entry : file->entries()) {
     width = std::max(width, quote(entry.name).size() - 2);
+    type_width = std::max(type_width, entry.type.size());
     sorted.push_back(&entry);
     if (entry.name.starts_with(file->prefix())) {
       weights.push_back(entry.name.substr(file->prefix().size()));
@@ -67,16 +67,16 @@ int inspect_weights(const std::string& path) {
   std::ranges::sort(sorted, {}, [](const TensorEntry* entry) { return entry->name; });
   for (const TensorEntry* entry : sorted) {
     const std::string quoted = quote(entry->name);  // without the quotes: printable
-    fmt::print("{:<{}}  {:<5} {:<20} {:>12}{}\n", quoted.substr(1, quoted.size() - 2), width,
-               entry->type, fmt::format("[{}]", fmt::join(entry->dims, ", ")),
+    fmt::print("{:<{}}  {:<{}} {:<20} {:>12}{}\n", quoted.substr(1, quoted.size() - 2), width,
+               entry->type, type_width, fmt::format("[{}]", fmt::join(entry->dims, ", ")),
                group_digits(entry->numel), entry->dtype ? "" : "  (cannot be read here)");
     // What is spread out of a small storage may claim more than any number holds.
+    const auto own = static_cast<std::int64_t>(entry->bytes);
     if (__builtin_add_overflow(elements, entry->numel, &elements)) elements = INT64_MAX;
-    bytes += entry->bytes;
+    if (__builtin_add_overflow(bytes, own, &bytes)) bytes = INT64_MAX;
   }
   fmt::print("\n{}: {} tensors, {} elements, {}, {}\n", path, file->entries().size(),
-             group_digits(elements), format_bytes(static_cast<std::int64_t>(bytes)),
-             file->format());
+             group_digits(elements), format_bytes(bytes), file->format());
   if (!file->prefix().empty()) {
     fmt::print("a model's weights: the {} under '{}'\n", weights.size(),
                file->prefix().substr(0, file->prefix().size() - 1));
