@@ -5,7 +5,6 @@
 #include <sherd/runtime/io/safetensors.h>
 #include <sherd/runtime/io/tensor_file.h>
 #include <sherd/runtime/io/torch_file.h>
-#include <sherd/runtime/io/zip.h>
 
 namespace sherd {
 
@@ -77,10 +76,8 @@ std::unique_ptr<TensorFile> open_tensor_file(const std::string& path) {
   // The ninth byte: a safetensors header's brace, whatever its length looks like.
   constexpr std::size_t kBrace = 8;
   const auto bytes = file.bytes();
-  if (bytes.size() <= kBrace || bytes[kBrace] != '{') {
-    if (is_zip(bytes)) return open_torch_file(path);
-    refuse_legacy_torch_file(bytes, path);
-  }
+  const bool brace = bytes.size() > kBrace && bytes[kBrace] == '{';
+  if (!brace && is_torch_file(bytes, path)) return open_torch_file(path);
   return std::make_unique<SafetensorsTensorFile>(path);
 }
 

@@ -3,11 +3,12 @@
 #include <sherd/runtime/io/file.h>
 #include <sherd/runtime/io/quote.h>
 #include <sherd/runtime/io/torch_file.h>
+#include <sherd/runtime/io/torch_legacy.h>
 #include <sherd/runtime/io/torch_listing.h>
 #include <sherd/runtime/io/torch_types.h>
+#include <sherd/runtime/io/zip.h>
 
 #include <algorithm>
-#include <array>
 #include <cstring>
 #include <utility>
 
@@ -18,6 +19,10 @@ constexpr std::string_view kPickle = "data.pkl";
 constexpr std::string_view kAdvice =
     "only tensors and plain containers are read. Save model.state_dict() with torch.save, or as "
     "safetensors, instead";
+
+PickleNames torch_names() {
+  return {.callable = torch_callables(), .constant = torch_constants(), .advice = kAdvice};
+}
 
 // Where data.pkl lies: in the archive's one folder.
 std::string find_folder(const ZipArchive& zip) {
@@ -48,30 +53,46 @@ std::string plain_text(const PickleValue& value) {
 
 }  // namespace
 
-std::span<const std::uint8_t> TorchArchive::read_entry(const std::string& name,
-                                                       std::uint64_t max_bytes) {
-  const ZipEntry* entry = zip_.find(name);
-  return entry == nullptr ? std::span<const std::uint8_t>{}
-                          : zip_.read(*entry, max_bytes, inflated_);
+TorchArchive::TorchArchive(std::span<const std::uint8_t> file, const std::string& path) {
+  if (is_legacy_torch_file(file)) {
+    read_legacy(file, path);
+  } else {
+    read_zip(file, path);
+  }
 }
 
-TorchArchive::TorchArchive(std::span<const std::uint8_t> file, const std::string& path)
-    : zip_(file, path), folder_(find_folder(zip_)) {
-  constexpr std::uint64_t kLongestOrder = 64;
-  const auto order = read_entry(folder_ + "byteorder", kLongestOrder);
-  const std::string_view order_text(reinterpret_cast<const char*>(order.data()), order.size());
-  SHERD_CHECK(order.empty() || order_text == "little",
-              "'{}': its bytes are in the order {}, expected 'little'; save it again on a "
-              "little-endian machine",
-              path, quote(order_text));
-  const auto pickle = read_entry(folder_ + std::string(kPickle), kMaxPickle);
-  tree_ = read_pickle(
-      pickle, path,
-      {.callable = torch_callables(), .constant = torch_constants(), .advice = kAdvice});
+void TorchArchive::read_zip(std::span<const std::uint8_t> file, const std::string& path) {
+  const ZipArchive zip(file, path);
+  const std::string folder = find_folder(zip);
+  if (const ZipEntry* entry = zip.find(folder + "byteorder")) {
+    constexpr std::uint64_t kLongestOrder = 64;
+    const auto order = zip.read(*entry, kLongestOrder, inflated_);
+    const std::string_view text(reinterpret_cast<const char*>(order.data()), order.size());
+    SHERD_CHECK(text == "little",
+                "'{}': its bytes are in the order {}, expected 'little'; save it again on a "
+                "little-endian machine",
+                path, quote(text));
+  }
+  const auto pickle = zip.read(*zip.find(folder + std::string(kPickle)), kMaxPickle, inflated_);
+  tree_ = read_pickle(pickle, path, torch_names());
   SHERD_CHECK(tree_.used == pickle.size(), "'{}': {} bytes follow its pickle's end", path,
               pickle.size() - tree_.used);
-  TorchListing listing(zip_, folder_, tree_);
-  tensors_ = listing.tensors(pickle.size());
+  TorchListing listing(path, tree_, [&](std::string_view key) -> FoundStorage {
+    const ZipEntry* entry = zip.find(folder + "data/" + std::string(key));
+    return entry == nullptr ? FoundStorage{} : zip.stored(*entry);
+  });
+  tensors_ = listing.tensors();
+  state_dict_ = listing.state_dict();
+}
+
+void TorchArchive::read_legacy(std::span<const std::uint8_t> file, const std::string& path) {
+  LegacyTorchFile parts = read_legacy_torch_file(file, path, torch_names());
+  tree_ = std::move(parts.tree);
+  TorchListing listing(path, tree_, [&](std::string_view key) -> FoundStorage {
+    const auto found = parts.storages.find(key);
+    return found == parts.storages.end() ? FoundStorage{} : found->second;
+  });
+  tensors_ = listing.tensors();
   state_dict_ = listing.state_dict();
 }
 
@@ -141,22 +162,19 @@ void copy_elements(const TorchTensor& tensor, std::uint64_t first, std::uint64_t
   }
 }
 
-void refuse_legacy_torch_file(std::span<const std::uint8_t> file, const std::string& path) {
-  constexpr std::array<std::uint8_t, 14> kMagic{0x80, 2,    0x8a, 10,   0x6c, 0xfc, 0x9c,
-                                                0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19};
-  constexpr std::string_view kAgain =
-      "load it with torch.load and save its state_dict() again with PyTorch 1.6 or later";
-  SHERD_CHECK(file.size() < kMagic.size() || !std::ranges::equal(file.first(kMagic.size()), kMagic),
-              "'{}' is in PyTorch's format from before version 1.6, expected its zip format: {}",
-              path, kAgain);
+bool is_torch_file(std::span<const std::uint8_t> file, const std::string& path) {
+  if (is_zip(file) || is_legacy_torch_file(file)) return true;
   constexpr std::string_view kTar = "ustar";
   constexpr std::size_t kTarAt = 257;
-  SHERD_CHECK(file.size() < kTarAt + kTar.size() ||
-                  std::memcmp(file.data() + kTarAt, kTar.data(), kTar.size()) != 0,
-              "'{}' is a tar archive; if it comes from PyTorch: {}", path, kAgain);
+  SHERD_CHECK(
+      file.size() < kTarAt + kTar.size() ||
+          std::memcmp(file.data() + kTarAt, kTar.data(), kTar.size()) != 0,
+      "'{}' is a tar archive; if it comes from PyTorch, load it with torch.load and save its "
+      "state_dict() again with PyTorch 1.6 or later",
+      path);
   SHERD_CHECK(file.size() < 2 || file[0] != 0x80 || file[1] < 2 || file[1] > 5,
-              "'{}' is a bare pickle, expected a file of torch.save (1.6 or later) or safetensors",
-              path);
+              "'{}' is a bare pickle, expected a file of torch.save or safetensors", path);
+  return false;
 }
 
 namespace {

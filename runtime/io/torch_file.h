@@ -1,18 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
-// PyTorch's .pt, .pth and .bin files as torch.save writes them since version 1.6: a zip archive
+// PyTorch's .pt, .pth and .bin files as torch.save writes them: since version 1.6 a zip archive
 // with a pickle (NAME/data.pkl) that describes the objects, and each storage's bytes as an entry
-// (NAME/data/KEY). Nothing in such a file is run: see unpickler.h for what a pickle may hold.
+// (NAME/data/KEY); before, see torch_legacy.h. Nothing in such a file is run: see unpickler.h for
+// what a pickle may hold.
 //
 // Opening checks that every tensor lies inside its storage, and every storage inside the file.
 // Tensors of types that Sherd lacks (bool, complex, float8, quantized, ...) are listed. Errors,
 // each an Error with the file, the place and what to do: names of other classes and functions (a
-// whole nn.Module, say: save its state_dict()), TorchScript archives, files from before 1.6,
-// big-endian ones, and tensors whose storage is compressed (by another program than PyTorch).
+// whole nn.Module, say: save its state_dict()), TorchScript and tar archives, big-endian files, and
+// tensors whose storage is compressed (by another program than PyTorch).
 #pragma once
 
 #include <sherd/runtime/io/tensor_file.h>
 #include <sherd/runtime/io/unpickler.h>
-#include <sherd/runtime/io/zip.h>
 
 #include <map>
 #include <memory>
@@ -41,7 +41,7 @@ struct TorchTensor {
 SHERD_API void copy_elements(const TorchTensor& tensor, std::uint64_t first, std::uint64_t count,
                              std::uint8_t* to);
 
-// An archive in memory; `file` outlives it, `path` only serves messages.
+// A file in memory; `file` outlives this, `path` only serves messages.
 class SHERD_API TorchArchive {
  public:
   TorchArchive(std::span<const std::uint8_t> file, const std::string& path);
@@ -58,20 +58,18 @@ class SHERD_API TorchArchive {
   std::map<std::string, std::string> plain_values() const;
 
  private:
-  std::span<const std::uint8_t> read_entry(const std::string& name, std::uint64_t max_bytes);
+  void read_zip(std::span<const std::uint8_t> file, const std::string& path);
+  void read_legacy(std::span<const std::uint8_t> file, const std::string& path);
 
-  ZipArchive zip_;
-  std::string folder_;                  // "NAME/"
   std::vector<std::uint8_t> inflated_;  // the pickle, where it is compressed
   PickleTree tree_;
   std::vector<TorchTensor> tensors_;
   std::string state_dict_;
 };
 
-// What a file starts with that is not a zip archive but comes from PyTorch: an Error that says what
-// it is. Returns for any other file.
-SHERD_API void refuse_legacy_torch_file(std::span<const std::uint8_t> file,
-                                        const std::string& path);
+// By its first bytes: one that TorchArchive is for. An Error for what may come from PyTorch but is
+// none: a bare pickle, a tar archive.
+SHERD_API bool is_torch_file(std::span<const std::uint8_t> file, const std::string& path);
 
 // The file as a TensorFile, mapped.
 SHERD_API std::unique_ptr<TensorFile> open_torch_file(const std::string& path);

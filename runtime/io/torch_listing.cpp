@@ -32,8 +32,7 @@ constexpr std::string_view kFromType = "torch._tensor._rebuild_from_type_v2";
 template <typename... Args>
 void TorchListing::check(bool condition, fmt::format_string<Args...> format, Args&&... args) const {
   if (condition) return;
-  fail("'{}': tensor {} {}", zip_.path(), quote(name_),
-       fmt::format(format, std::forward<Args>(args)...));
+  fail("'{}': tensor {} {}", path_, quote(name_), fmt::format(format, std::forward<Args>(args)...));
 }
 
 bool TorchListing::is_tensor(PickleId id) const {
@@ -49,20 +48,20 @@ void TorchListing::spend(std::size_t cost) {
   SHERD_CHECK(spent_ <= budget_,
               "'{}': its containers share so much that its tensors cannot be listed in a "
               "reasonable time; at {}",
-              zip_.path(), quote(name_));
+              path_, quote(name_));
 }
 
-std::vector<TorchTensor> TorchListing::tensors(std::size_t pickle_size) {
+std::vector<TorchTensor> TorchListing::tensors() {
   constexpr std::size_t kSmall = std::size_t{1} << 20, kTimes = 16;
-  budget_ = kSmall + kTimes * pickle_size;
+  budget_ = kSmall + kTimes * tree_.used;
   walk(tree_.root, 0);
   return std::move(tensors_);
 }
 
 void TorchListing::walk(PickleId id, int depth) {
   SHERD_CHECK(depth <= kDeepest,
-              "'{}': its containers lie more than {} deep or contain themselves, at {}",
-              zip_.path(), kDeepest, quote(name_));
+              "'{}': its containers lie more than {} deep or contain themselves, at {}", path_,
+              kDeepest, quote(name_));
   spend(1);
   if (is_tensor(id)) {
     if (depth == 0) name_ = "tensor";
@@ -107,7 +106,6 @@ void TorchListing::walk_child(PickleId child, const std::string& key, int depth)
   const std::size_t before = name_.size();
   if (depth > 0) name_ += '.';
   name_ += key;
-  spend(name_.size());
   walk(child, depth + 1);
   name_.resize(before);
 }
@@ -176,8 +174,12 @@ std::vector<std::int64_t> TorchListing::numbers(PickleId id, const char* what) c
 void TorchListing::read_storage(PickleId id, std::string_view dtype, TorchTensor& tensor) const {
   const auto* outside = tree_.get<PicklePersistent>(id);
   const auto* parts = outside == nullptr ? nullptr : tree_.get<PickleTuple>(outside->id);
-  constexpr std::size_t kParts = 5;  // "storage", type, key, device, number of elements
-  check(parts != nullptr && parts->items.size() == kParts,
+  // "storage", type, key, device, number of elements; before version 1.6 also what it is a view of,
+  // which none has that was written by 0.4 or later
+  constexpr std::size_t kParts = 5;
+  check(parts != nullptr &&
+            (parts->items.size() == kParts ||
+             (parts->items.size() == kParts + 1 && tree_.get<PickleNone>(parts->items[kParts]))),
         "has {} for a storage, expected a reference with 5 parts", kind_of(tree_[id]));
   const auto* mark = tree_.get<std::string_view>(parts->items[0]);
   check(mark != nullptr && *mark == "storage", "has a reference to something else than a storage");
@@ -192,12 +194,12 @@ void TorchListing::read_storage(PickleId id, std::string_view dtype, TorchTensor
   check(key != nullptr && key->size() <= kLongestKey, "has no usable key of a storage");
   const std::int64_t count = number(parts->items[4], "storage's size");
 
-  const ZipEntry* entry = zip_.find(folder_ + "data/" + std::string(*key));
-  check(entry != nullptr, "lies in the storage {}, which the archive lacks", quote(*key));
-  const std::span<const std::uint8_t> stored = zip_.stored(*entry);
+  const FoundStorage found = find_storage_(*key);
+  check(found.has_value(), "lies in the storage {}, which the file lacks", quote(*key));
+  const std::span<const std::uint8_t> stored = *found;
   const std::uint64_t unit = dtype.empty() ? type->bytes : 1;
   check(count >= 0 && static_cast<std::uint64_t>(count) <= stored.size() / unit,
-        "lies in the storage {} of {} elements of {} bytes, for which the archive has {} bytes",
+        "lies in the storage {} of {} elements of {} bytes, for which the file has {} bytes",
         quote(*key), count, unit, stored.size());
   tensor.storage = stored.first(static_cast<std::size_t>(count) * unit);
   tensor.type = type->name;

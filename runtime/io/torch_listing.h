@@ -5,16 +5,23 @@
 
 #include <sherd/runtime/io/torch_file.h>
 
+#include <functional>
+#include <optional>
+
 namespace sherd {
+
+// The bytes of the storage with this key; none if there is no such storage.
+using FoundStorage = std::optional<std::span<const std::uint8_t>>;
+using FindStorage = std::function<FoundStorage(std::string_view key)>;
 
 class TorchListing {
  public:
-  TorchListing(const ZipArchive& zip, const std::string& folder, const PickleTree& tree)
-      : zip_(zip), folder_(folder), tree_(tree) {}
+  TorchListing(const std::string& path, const PickleTree& tree, FindStorage find_storage)
+      : path_(path), tree_(tree), find_storage_(std::move(find_storage)) {}
 
-  // See TorchArchive. `pickle_size` bounds the work: values that share can spell out more tensors
-  // than any memory holds.
-  std::vector<TorchTensor> tensors(std::size_t pickle_size);
+  // See TorchArchive. The pickle's size bounds the work: values that share can spell out more
+  // tensors than any memory holds.
+  std::vector<TorchTensor> tensors();
   std::string state_dict() const;
 
  private:
@@ -31,9 +38,9 @@ class TorchListing {
   void read_storage(PickleId id, std::string_view dtype, TorchTensor& tensor) const;
   void check_extent(TorchTensor& tensor) const;
 
-  const ZipArchive& zip_;
-  const std::string& folder_;
+  const std::string& path_;
   const PickleTree& tree_;
+  const FindStorage find_storage_;
   std::size_t budget_ = 0, spent_ = 0;
   std::string name_;  // of the value at hand
   std::vector<TorchTensor> tensors_;

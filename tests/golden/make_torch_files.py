@@ -9,6 +9,7 @@ writes the operations a real file has. The values are made up; what they are, th
 """
 import argparse
 import collections
+import io
 import pickle
 import struct
 import sys
@@ -109,13 +110,15 @@ class StateDict(collections.OrderedDict):
 
 class Pickler(pickle.Pickler):
     keys = None
+    legacy = False  # as before PyTorch 1.6
 
     def persistent_id(self, value):
         if not isinstance(value, Storage):
             return None
         key = self.keys.setdefault(id(value), (str(len(self.keys)), value))[0]
         place = "torch.storage" if value.kind == "UntypedStorage" else "torch"
-        return ("storage", getattr(sys.modules[place], value.kind), key, "cpu", value.numel)
+        parts = ("storage", getattr(sys.modules[place], value.kind), key, "cpu", value.numel)
+        return parts + (None,) if self.legacy else parts
 
 
 def save(path, value, protocol=2, deflate=False):
@@ -125,8 +128,7 @@ def save(path, value, protocol=2, deflate=False):
             entry.compress_type = method
             archive.writestr(entry, data)
 
-        from io import BytesIO
-        out = BytesIO()
+        out = io.BytesIO()
         pickler = Pickler(out, protocol=protocol)
         pickler.keys = {}
         pickler.dump(value)
@@ -135,6 +137,22 @@ def save(path, value, protocol=2, deflate=False):
         for key, storage in pickler.keys.values():
             put(f"data/{key}", storage.data)
         put("version", "3\n")
+
+
+def save_legacy(path, value):
+    magic, version = 0x1950a86a20f9469cfc6c, 1001
+    with open(path, "wb") as file:
+        pickle.dump(magic, file, protocol=2)
+        pickle.dump(version, file, protocol=2)
+        pickle.dump({"protocol_version": version, "little_endian": True,
+                     "type_sizes": {"short": 2, "int": 4, "long": 4}}, file, protocol=2)
+        pickler = Pickler(file, protocol=2)
+        pickler.keys, pickler.legacy = {}, True
+        pickler.dump(value)
+        storages = dict(sorted(pickler.keys.values()))
+        pickle.dump(list(storages), file, protocol=2)
+        for storage in storages.values():
+            file.write(struct.pack("<q", storage.numel) + storage.data)
 
 
 def floats(count, start=0.0):
@@ -230,6 +248,8 @@ def main():
     save(folder / "views.pt", views)
     save(folder / "views_protocol4.pt", views, protocol=4)
     save(folder / "views_deflated_pickle.pt", views, protocol=5, deflate=True)
+
+    save_legacy(folder / "views_legacy.pt", views)
 
     weights = vit_like(lambda name: name)
     save(folder / "vit.pt", weights)

@@ -196,6 +196,7 @@ TEST_CASE("layers: every public header is installed") {
                                                   "runtime/io/block_file_queue.h",
                                                   "runtime/io/system_error.h",
                                                   "runtime/io/quote.h",
+                                                  "runtime/io/torch_legacy.h",
                                                   "runtime/io/torch_listing.h",
                                                   "runtime/io/torch_types.h",
                                                   "tools/trainer/run_log.h"};

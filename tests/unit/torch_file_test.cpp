@@ -53,7 +53,8 @@ using Dims = std::vector<std::int64_t>;
 }  // namespace
 
 TEST_CASE("torch file: views of every kind, whatever the pickle's protocol") {
-  for (const char* name : {"views.pt", "views_protocol4.pt", "views_deflated_pickle.pt"}) {
+  for (const char* name :
+       {"views.pt", "views_protocol4.pt", "views_deflated_pickle.pt", "views_legacy.pt"}) {
     CAPTURE(name);
     const auto file = open_tensor_file(golden(name));
     CHECK(file->format() == "PyTorch");
@@ -184,9 +185,6 @@ TEST_CASE("torch file: other files are told apart") {
     put_file(path, bytes);
     return error_of([&] { open_tensor_file(path); });
   };
-  check_mentions(opened({0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50,
-                         0x19, '.', 0x80}),
-                 path, "before version 1.6", "PyTorch 1.6 or later");
   Bytes tar(512);
   std::memcpy(tar.data() + 257, "ustar", 5);
   check_mentions(opened(tar), path, "tar archive");
@@ -248,8 +246,8 @@ TEST_CASE("torch file: tensors that do not fit their storage") {
   check_mentions(tensor("0", 25, 0, {2}, {1}), "storage '0' of 25 elements of 4 bytes", "96 bytes");
   check_mentions(tensor("0", -1, 0, {2}, {1}), "of -1 elements");
   check_mentions(tensor("0", kHuge, 0, {2}, {1}), "4611686018427387904 elements");
-  check_mentions(tensor("1", 24, 0, {2}, {1}), "storage '1', which the archive lacks");
-  check_mentions(tensor("../0", 24, 0, {2}, {1}), "which the archive lacks");
+  check_mentions(tensor("1", 24, 0, {2}, {1}), "storage '1', which the file lacks");
+  check_mentions(tensor("../0", 24, 0, {2}, {1}), "which the file lacks");
   check_mentions(tensor(std::string(300, 'k'), 24, 0, {2}, {1}), "no usable key");
   // Spread out wide, but in reach; and without elements anywhere.
   const Bytes wide =
@@ -348,6 +346,65 @@ TEST_CASE("torch file: names say the way, and what shares without end is an erro
   wide.op("}").str(std::string(100'000, 'k')).op("}(").str("t").tensor("0", 24, 0, {1}, {1}).put(9);
   for (int i = 0; i < 1000; ++i) wide.integer(i).get(9);
   check_mentions(refusal_of(wide.op("us")), "share so much");
+}
+
+TEST_CASE("torch file: what is wrong with files from before version 1.6") {
+  struct Parts {
+    Pickle version = Pickle().integer(1001);
+    Pickle machine = Pickle().op("}").str("little_endian").op("\x88s");
+    Pickle objects = Pickle().tensor("k", 24, 0, {24}, {1});
+    Pickle keys = Pickle().op("](").str("k").op("e");
+    std::int64_t count = 24;
+    bool counted = true;
+    Bytes bytes = storage(24);
+  };
+  const auto file = [](Parts parts) {
+    Bytes all{0x80, 2, 0x8a, 10, 0x6c, 0xfc, 0x9c, 0x46, 0xf9, 0x20, 0x6a, 0xa8, 0x50, 0x19, '.'};
+    for (Pickle* pickle : {&parts.version, &parts.machine, &parts.objects, &parts.keys}) {
+      const Bytes bytes = pickle->done();
+      all.insert(all.end(), bytes.begin(), bytes.end());
+    }
+    if (parts.counted) put_number(all, static_cast<std::uint64_t>(parts.count), 8);
+    all.insert(all.end(), parts.bytes.begin(), parts.bytes.end());
+    return all;
+  };
+  const auto refused = [&](Parts parts, const std::string& said) {
+    check_mentions(refusal(file(std::move(parts))), "'a.pt'", said);
+  };
+  const Bytes sound = file({});
+  CHECK(TorchArchive(sound, "a.pt").tensors()[0].numel == 24);
+  for (std::size_t size = 15; size < sound.size(); ++size) {
+    const Bytes cut(sound.begin(), sound.begin() + static_cast<std::ptrdiff_t>(size));
+    check_mentions(refusal(cut), "a.pt");
+  }
+  refused({.version = Pickle().integer(1002)}, "format other than 1001");
+  refused({.machine = Pickle().op("}").str("little_endian").op("\x89s")}, "little-endian order");
+  refused({.machine = Pickle().op("}")}, "little-endian order");
+  refused({.objects = Pickle().global("os", "system")}, "wants to build os.system");
+  refused({.keys = Pickle().op("}")}, "keys are a dict");
+  refused({.keys = Pickle().op("](K\1e")}, "key is an int");
+  refused({.keys = Pickle().op("](").str("x").op("e")}, "what lies in the storage 'x'");
+  refused({.keys = Pickle().op("]"), .counted = false, .bytes = {}}, "'k', which the file lacks");
+  refused({.keys = Pickle().op("](").str("k").str("k").op("e")},
+          "truncated before its storage 'k'");
+  refused({.count = 25}, "truncated: its storage 'k' has 25 elements of 4 bytes, 96 bytes");
+  refused({.count = std::int64_t{1} << 62}, "truncated: its storage 'k' has 4611686018427387904");
+  refused({.count = -1}, "truncated: its storage 'k' has 18446744073709551615");
+  refused({.count = 23}, "4 bytes follow its last storage");
+  Bytes twice = storage(24);
+  put_number(twice, 0, 8);
+  refused({.keys = Pickle().op("](").str("k").str("k").op("e"), .bytes = twice}, "appears twice");
+  refused({.objects = Pickle()
+                          .op("](")
+                          .tensor("k", 24, 0, {24}, {1})
+                          .tensor("k", 24, 0, {24}, {1}, "DoubleStorage")
+                          .op("e")},
+          "'k' has elements of different sizes");
+  // A view of another storage, as versions before 0.4 had them.
+  Pickle view;
+  view.global("torch._utils", "_rebuild_tensor").op("((").str("storage");
+  view.global("torch", "FloatStorage").str("k").str("cpu").integer(24).op("K\1\x85tQK\1))tR");
+  refused({.objects = view}, "expected a reference with 5 parts");
 }
 
 TEST_CASE("torch file: two tensors of one name") {

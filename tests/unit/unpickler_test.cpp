@@ -248,6 +248,7 @@ TEST_CASE("pickle: what is damaged is an error wherever it is cut") {
   check_mentions(refusal(bytes_of("}.")), "expected 0x80");
   check_mentions(refusal(Pickle(4).op("\x95").number(100, 8).op("N").done()), "frame of 100 bytes");
   check_mentions(refusal(Pickle().op("K\1").put(0xffffffff).done()), "number 4294967295");
+  check_mentions(refusal(Pickle().op("K\1").put(100).done()), "number 100");
   check_mentions(refusal(Pickle().op("X").number(0xffffffff, 4).op("abc").done()),
                  "4294967295 bytes are expected, 4 follow");
   check_mentions(refusal(Pickle().op("\x8d").number(~std::uint64_t{0}, 8).done()), "ends early");
