@@ -58,7 +58,8 @@ TEST_CASE("torch file: views of every kind, whatever the pickle's protocol") {
     CAPTURE(name);
     const auto file = open_tensor_file(golden(name));
     CHECK(file->format() == "PyTorch");
-    CHECK(file->entries().size() == 14);
+    const bool legacy = std::string_view(name) == "views_legacy.pt";
+    CHECK(file->entries().size() == (legacy ? 13 : 14));  // without an untyped storage
     CHECK(file->prefix().empty());
     std::vector<float> base(24);
     for (std::size_t i = 0; i < 24; ++i) base[i] = static_cast<float>(i);
@@ -103,12 +104,15 @@ TEST_CASE("torch file: views of every kind, whatever the pickle's protocol") {
       }
     }
     Bytes room;
-    for (const auto& [first, count] : {std::pair{-1, 1}, {0, 25}, {24, 1}, {3, -1}}) {
-      check_mentions(error_of([&] { (void)file->read(*file->find("base"), first, count, room); }),
-                     name, "'base', which has 24");
+    for (const auto& range : {std::pair{-1, 1}, {0, 25}, {24, 1}, {3, -1}}) {
+      const auto read = [&] {
+        (void)file->read(*file->find("base"), range.first, range.second, room);
+      };
+      check_mentions(error_of(read), name, "'base', which has 24");
     }
     for (const auto& [tensor, type] :
          {std::pair{"flags", "bool"}, {"complex", "complex64"}, {"small", "float8_e4m3fn"}}) {
+      if (legacy && std::string_view(tensor) == "small") continue;
       const TensorEntry& entry = *file->find(tensor);
       CHECK(!entry.dtype);
       CHECK(entry.type == type);

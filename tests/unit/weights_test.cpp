@@ -93,7 +93,8 @@ TEST_CASE("weights: one model from PyTorch, from a checkpoint and from transform
        {"names of transformers mapped to timm's, 2 of them joined from q, k and v"}},
       {"transformers5.bin",
        {"names of transformers mapped to timm's, 2 of them joined from q, k and v"}}};
-  for (const auto& [name, notes] : files) {
+  for (const auto& [file, notes] : files) {
+    const std::string name = file;
     CAPTURE(name);
     for (const DType dtype : {DType::f32, DType::f64}) {
       Context context;
