@@ -64,22 +64,26 @@ TorchArchive::TorchArchive(std::span<const std::uint8_t> file, const std::string
 void TorchArchive::read_zip(std::span<const std::uint8_t> file, const std::string& path) {
   const ZipArchive zip(file, path);
   const std::string folder = find_folder(zip);
-  if (const ZipEntry* entry = zip.find(folder + "byteorder")) {
+  if (const ZipEntry* byteorder = zip.find(folder + "byteorder")) {
     constexpr std::uint64_t kLongestOrder = 64;
-    const auto order = zip.read(*entry, kLongestOrder, inflated_);
+    const auto order = zip.read(*byteorder, kLongestOrder, inflated_);
     const std::string_view text(reinterpret_cast<const char*>(order.data()), order.size());
     SHERD_CHECK(text == "little",
                 "'{}': its bytes are in the order {}, expected 'little'; save it again on a "
                 "little-endian machine",
                 path, quote(text));
   }
-  const auto pickle = zip.read(*zip.find(folder + std::string(kPickle)), kMaxPickle, inflated_);
+  const ZipEntry& entry = *zip.find(folder + std::string(kPickle));
+  // PyTorch compresses nothing. What another program packed is read as long as it is not large: a
+  // small file must not cost much memory.
+  constexpr std::uint64_t kMaxInflated = std::uint64_t{4} << 20;
+  const auto pickle = zip.read(entry, entry.deflated ? kMaxInflated : kMaxPickle, inflated_);
   tree_ = read_pickle(pickle, path, torch_names());
   SHERD_CHECK(tree_.used == pickle.size(), "'{}': {} bytes follow its pickle's end", path,
               pickle.size() - tree_.used);
   TorchListing listing(path, tree_, [&](std::string_view key) -> FoundStorage {
-    const ZipEntry* entry = zip.find(folder + "data/" + std::string(key));
-    return entry == nullptr ? FoundStorage{} : zip.stored(*entry);
+    const ZipEntry* storage = zip.find(folder + "data/" + std::string(key));
+    return storage == nullptr ? FoundStorage{} : zip.stored(*storage);
   });
   tensors_ = listing.tensors();
   state_dict_ = listing.state_dict();

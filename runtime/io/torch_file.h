@@ -45,6 +45,8 @@ SHERD_API void copy_elements(const TorchTensor& tensor, std::uint64_t first, std
 class SHERD_API TorchArchive {
  public:
   TorchArchive(std::span<const std::uint8_t> file, const std::string& path);
+  TorchArchive(const TorchArchive&) = delete;  // what it lists may point into itself
+  TorchArchive& operator=(const TorchArchive&) = delete;
 
   const PickleTree& tree() const { return tree_; }
   // Every tensor, once for each way to it, in the file's order.

@@ -8,12 +8,13 @@
 // operation costs constant time and memory beyond the bytes that it takes up itself: values are
 // numbers of places in one array (no destructor recurses, cycles need no collector), strings are
 // views of the pickle, and what is shared is never copied. All in all a pickle costs at most some
-// hundred times its own size. Values may share, and contain themselves: who walks them must count.
+// eighty times its own size. Values may share, and contain themselves: who walks them must count.
 #pragma once
 
 #include <sherd/runtime/api.h>
 
 #include <cstdint>
+#include <deque>
 #include <span>
 #include <string>
 #include <string_view>
@@ -61,7 +62,7 @@ using PickleValue = std::variant<PickleNone, bool, std::int64_t, double, std::st
                                  PickleDict, PickleGlobal, PickleCall, PicklePersistent>;
 
 struct SHERD_API PickleTree {
-  std::vector<PickleValue> values;
+  std::deque<PickleValue> values;
   PickleId root = 0;
   std::size_t used = 0;  // bytes of the pickle
 
@@ -87,7 +88,7 @@ struct PickleNames {
   std::string_view advice;  // ends the error about any other name
 };
 
-constexpr std::size_t kMaxPickle = std::size_t{64} << 20;  // bytes of the longest that is read
+constexpr std::size_t kMaxPickle = std::size_t{32} << 20;  // bytes of the longest that is read
 
 // Reads one pickle from the beginning of `bytes`, which must outlive the tree; `path` only serves
 // messages. Throws for names that are not listed, operations of other protocols, and whatever is

@@ -311,6 +311,8 @@ TEST_CASE("torch file: a compressed storage, a damaged pickle and more after its
   const Bytes pickle = Pickle().tensor("0", 24, 0, {24}, {1}).done();
   check_mentions(refusal(make_zip({{"a/data.pkl", pickle}, {"a/data/0", storage(24), true}})),
                  "'a.pt'", "'a/data/0' is compressed");
+  check_mentions(refusal(make_zip({{"a/data.pkl", Bytes(5'000'000), true}})), "'a/data.pkl'",
+                 "5000000 bytes", "4194304 allowed");
   Bytes longer = pickle;
   longer.push_back('.');
   check_mentions(refusal(make_torch_zip(longer, {{"0", storage(24)}})), "1 bytes follow");

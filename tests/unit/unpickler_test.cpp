@@ -246,6 +246,7 @@ TEST_CASE("pickle: what is damaged is an error wherever it is cut") {
   check_mentions(refusal(Pickle(1).op("N").done()), "protocol 1, expected 2 to 5");
   check_mentions(refusal(Pickle(6).op("N").done()), "protocol 6");
   check_mentions(refusal(bytes_of("}.")), "expected 0x80");
+  check_mentions(refusal(Bytes(kMaxPickle + 1)), "33554433 bytes, at most 33554432");
   check_mentions(refusal(Pickle(4).op("\x95").number(100, 8).op("N").done()), "frame of 100 bytes");
   check_mentions(refusal(Pickle().op("K\1").put(0xffffffff).done()), "number 4294967295");
   check_mentions(refusal(Pickle().op("K\1").put(100).done()), "number 100");
