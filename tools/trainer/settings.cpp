@@ -42,9 +42,9 @@ std::string suggestion(const std::string& key) {
   if (!hint.starts_with("; known")) return hint;
   const std::string by_name = did_you_mean(key.substr(key.find('.') + 1), names);
   if (!by_name.starts_with("; known")) return by_name;
-  return section.empty()
-             ? "; sections: model, data, optimizer, schedule, sharding, precision, memory, run, checkpoint"
-             : did_you_mean("", section);
+  return section.empty() ? "; sections: model, data, optimizer, schedule, sharding, precision, "
+                           "memory, run, checkpoint"
+                         : did_you_mean("", section);
 }
 
 const Setting& find_setting(const std::string& key, const std::string& source) {
@@ -133,7 +133,8 @@ const std::vector<Setting>& setting_table() {
       {"model.drop", &T::drop, "dropout rate after projections and in the MLP"},
       {"model.drop_path", &T::drop_path, "stochastic depth rate of the last block"},
       {"model.weights", &T::weights,
-       "start from, or evaluate, this safetensors file (timm's keys)"},
+       "start from, or evaluate, this file of weights: safetensors, or PyTorch's .pt or .bin "
+       "(timm's keys)"},
       {"data.dataset", &T::dataset, "fashion-mnist, mnist or synthetic"},
       {"data.data_dir", &T::data_dir,
        "folder of the IDX files; empty: where Debian's package puts them"},
@@ -239,7 +240,8 @@ const std::vector<Setting>& setting_table() {
       {"run.eval_every", &T::eval_every,
        "epochs between evaluations on the test images; 0: at the end"},
       {"checkpoint.save_every", &T::save_every,
-       "steps between checkpoints in OUT/checkpoints, from which --resume goes on; also one where an "
+       "steps between checkpoints in OUT/checkpoints, from which --resume goes on; also one where "
+       "an "
        "evaluation is the best so far, and at the end. 0: none"},
       {"checkpoint.keep", &T::keep, "how many of the newest checkpoints stay, beside the best"},
       {"checkpoint.checkpoint_async", &T::checkpoint_async,
