@@ -23,7 +23,8 @@ Command add_train(CLI::App& parent);
 Command add_eval(CLI::App& parent);
 Command add_inspect(CLI::App& parent);
 Command add_bench(CLI::App& parent);
-Command add_bench_comm(CLI::App& bench);  // below add_bench
+Command add_bench_checkpoint(CLI::App& bench);  // below add_bench
+Command add_bench_comm(CLI::App& bench);
 Command add_bench_disk(CLI::App& bench);
 Command add_bench_kernels(CLI::App& bench);
 
