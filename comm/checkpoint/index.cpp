@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/comm/checkpoint/index.h>
 
+#include <sherd/comm/checkpoint/block_checksum.h>
 #include <sherd/runtime/error.h>
 
-#include <xxhash.h>
 #include <algorithm>
 #include <charconv>
 #include <nlohmann/json.hpp>
@@ -33,7 +33,7 @@ std::uint64_t blocks_of(std::uint64_t bytes) {
 
 std::uint64_t text_checksum(std::string text) {
   std::fill_n(text.begin() + kHead.size(), kDigits, '0');
-  return XXH3_64bits(text.data(), text.size());
+  return BlockChecksum::of({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
 }
 
 Json to_value(const CheckpointFile& file) {
@@ -227,7 +227,7 @@ const CheckpointTensor* CheckpointIndex::find(std::string_view parameter,
 }
 
 std::uint64_t checkpoint_checksum(std::span<const std::uint8_t> bytes) {
-  return XXH3_64bits(bytes.data(), bytes.size());
+  return BlockChecksum::of(bytes);
 }
 
 std::string to_json(const CheckpointIndex& index) {

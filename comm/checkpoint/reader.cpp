@@ -2,6 +2,7 @@
 #include <sherd/comm/checkpoint/reader.h>
 
 #include <fcntl.h>
+#include <sherd/comm/checkpoint/block_checksum.h>
 #include <sherd/kernels/elementwise.h>
 #include <sherd/runtime/error.h>
 #include <sherd/runtime/io/file.h>
@@ -78,9 +79,21 @@ void CheckpointReader::read_at(std::size_t file, std::uint64_t offset,
   }
 }
 
-void CheckpointReader::for_each_block(
-    const CheckpointTensor& tensor, std::int64_t first, std::int64_t numel,
-    const std::function<void(std::uint64_t, std::span<const std::uint8_t>)>& use) const {
+std::uint64_t CheckpointReader::read_and_sum(std::size_t file, std::uint64_t offset,
+                                             std::span<std::uint8_t> bytes) const {
+  BlockChecksum checksum;
+  while (!bytes.empty()) {
+    const auto part = bytes.first(std::min(bytes.size(), BlockChecksum::kPart));
+    read_at(file, offset, part);
+    checksum.add(part);
+    offset += part.size();
+    bytes = bytes.subspan(part.size());
+  }
+  return checksum.take();
+}
+
+void CheckpointReader::read_blocks(const CheckpointTensor& tensor, std::int64_t first,
+                                   std::int64_t numel, std::uint8_t* memory, const Use& use) const {
   constexpr std::uint64_t kBlock = CheckpointIndex::kBlock;
   SHERD_CHECK(first >= 0 && numel >= 0 && first <= tensor.shape.numel() - numel,
               "checkpoint '{}': elements {} to {} of {} {}", directory_, first, first + numel,
@@ -91,24 +104,33 @@ void CheckpointReader::for_each_block(
   for (auto piece = after == tensor.pieces.begin() ? after : after - 1;
        piece != tensor.pieces.end() && piece->first < last; ++piece) {
     const std::uint64_t bytes = static_cast<std::uint64_t>(piece->numel) * element;
-    // What is wanted of the piece, in its bytes.
+    // What is wanted of the piece, in its bytes; and where that is among what is asked for.
     const auto begin =
         static_cast<std::uint64_t>(std::max(first - piece->first, std::int64_t{0})) * element;
     const auto end =
         static_cast<std::uint64_t>(std::min(last - piece->first, piece->numel)) * element;
+    const std::uint64_t place =
+        static_cast<std::uint64_t>(std::max(piece->first - first, std::int64_t{0})) * element;
     for (std::uint64_t at = begin / kBlock * kBlock; at < end; at += kBlock) {
-      block_.resize(std::min(kBlock, bytes - at));
-      read_at(piece->file, piece->offset + at, block_);
-      SHERD_CHECK(checkpoint_checksum(block_) == piece->checksums[at / kBlock],
-                  "checkpoint '{}': {} is damaged between bytes {} and {} (in tensor {}): its "
-                  "checksum is wrong; use another checkpoint",
-                  directory_, index_.files[piece->file].name, piece->offset + at,
-                  piece->offset + at + block_.size(), tensor.key());
-      const std::uint64_t from = std::max(at, begin), to = std::min(at + block_.size(), end);
-      if (from >= to) continue;
-      const std::uint64_t place = static_cast<std::uint64_t>(piece->first) * element + from -
-                                  static_cast<std::uint64_t>(first) * element;
-      use(place, std::span(block_).subspan(from - at, to - from));
+      const std::uint64_t size = std::min(kBlock, bytes - at);
+      const std::uint64_t from = std::max(at, begin), to = std::min(at + size, end);
+      const bool whole = memory != nullptr && from == at && to == at + size;
+      if (!whole) block_.resize(size);
+      const std::span<std::uint8_t> block =
+          whole ? std::span(memory + place + (at - begin), size) : std::span(block_);
+      SHERD_CHECK(
+          read_and_sum(piece->file, piece->offset + at, block) == piece->checksums[at / kBlock],
+          "checkpoint '{}': {} is damaged between bytes {} and {} (in tensor {}): its "
+          "checksum is wrong; use another checkpoint",
+          directory_, index_.files[piece->file].name, piece->offset + at, piece->offset + at + size,
+          tensor.key());
+      if (whole) continue;
+      const auto part = block.subspan(from - at, to - from);
+      if (memory != nullptr) {
+        std::memcpy(memory + place + (from - begin), part.data(), part.size());
+      } else {
+        use(place + (from - begin), part);
+      }
     }
   }
 }
@@ -117,10 +139,7 @@ void CheckpointReader::read_bytes(const CheckpointTensor& tensor, std::int64_t f
                                   std::span<std::uint8_t> bytes) const {
   const std::size_t element = size_of(tensor.dtype);
   SHERD_CHECK(bytes.size() % element == 0, "{} bytes of elements of {}", bytes.size(), element);
-  for_each_block(tensor, first, static_cast<std::int64_t>(bytes.size() / element),
-                 [&](std::uint64_t at, std::span<const std::uint8_t> part) {
-                   std::memcpy(bytes.data() + at, part.data(), part.size());
-                 });
+  read_blocks(tensor, first, static_cast<std::int64_t>(bytes.size() / element), bytes.data(), {});
 }
 
 void CheckpointReader::read(const CheckpointTensor& tensor, std::int64_t first,
@@ -129,20 +148,23 @@ void CheckpointReader::read(const CheckpointTensor& tensor, std::int64_t first,
   SHERD_CHECK(is_floating(tensor.dtype), "checkpoint '{}': {} is {}, a weight must be floating",
               directory_, tensor.key(), name_of(tensor.dtype));
   const Tensor flat = elements.reshape({elements.numel()});
+  if (tensor.dtype == flat.dtype() && flat.device() == Device::cpu) {
+    flat.storage().mark_modified();
+    return read_blocks(tensor, first, flat.numel(), static_cast<std::uint8_t*>(flat.raw_data()),
+                       {});
+  }
   const auto element = static_cast<std::uint64_t>(size_of(tensor.dtype));
-  for_each_block(
-      tensor, first, flat.numel(), [&](std::uint64_t at, std::span<const std::uint8_t> part) {
-        const auto begin = static_cast<std::int64_t>(at / element);
-        const auto count = static_cast<std::int64_t>(part.size() / element);
-        const Tensor to = flat.slice(0, begin, begin + count);
-        if (tensor.dtype == flat.dtype()) {
-          return to.copy_from_host(part.data(), part.size());
-        }
-        const Tensor other =
-            Tensor::empty(flat.context(), {count}, tensor.dtype, MemoryCategory::workspace);
-        other.copy_from_host(part.data(), part.size());
-        copy(to, cast(other, flat.dtype(), MemoryCategory::workspace));
-      });
+  const auto put = [&](std::uint64_t at, std::span<const std::uint8_t> part) {
+    const auto begin = static_cast<std::int64_t>(at / element);
+    const auto count = static_cast<std::int64_t>(part.size() / element);
+    const Tensor to = flat.slice(0, begin, begin + count);
+    if (tensor.dtype == flat.dtype()) return to.copy_from_host(part.data(), part.size());
+    const Tensor other =
+        Tensor::empty(flat.context(), {count}, tensor.dtype, MemoryCategory::workspace);
+    other.copy_from_host(part.data(), part.size());
+    copy(to, cast(other, flat.dtype(), MemoryCategory::workspace));
+  };
+  read_blocks(tensor, first, flat.numel(), nullptr, put);
 }
 
 void CheckpointReader::verify(
@@ -162,9 +184,8 @@ void CheckpointReader::verify(
     advance(header.size());
   }
   for (const CheckpointTensor& tensor : index_.tensors) {
-    for_each_block(
-        tensor, 0, tensor.shape.numel(),
-        [&](std::uint64_t, std::span<const std::uint8_t> part) { advance(part.size()); });
+    read_blocks(tensor, 0, tensor.shape.numel(), nullptr,
+                [&](std::uint64_t, std::span<const std::uint8_t> part) { advance(part.size()); });
   }
 }
 

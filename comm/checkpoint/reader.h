@@ -34,10 +34,13 @@ class SHERD_API CheckpointReader {
   std::uint64_t bytes_read() const { return bytes_read_; }  // of files, since it was made
 
  private:
-  // Calls use(offset among the bytes asked for, bytes) block by block.
-  void for_each_block(
-      const CheckpointTensor& tensor, std::int64_t first, std::int64_t numel,
-      const std::function<void(std::uint64_t, std::span<const std::uint8_t>)>& use) const;
+  // Block by block: puts bytes into `memory`, where it is given, which has room for all; else calls
+  // use(offset among the bytes asked for, bytes) with those of a buffer.
+  using Use = std::function<void(std::uint64_t, std::span<const std::uint8_t>)>;
+  void read_blocks(const CheckpointTensor& tensor, std::int64_t first, std::int64_t numel,
+                   std::uint8_t* memory, const Use& use) const;
+  std::uint64_t read_and_sum(std::size_t file, std::uint64_t offset,
+                             std::span<std::uint8_t> bytes) const;
   void read_at(std::size_t file, std::uint64_t offset, std::span<std::uint8_t> bytes) const;
   std::string path_of(std::size_t file) const;
 

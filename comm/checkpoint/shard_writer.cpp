@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/comm/checkpoint/shard_writer.h>
 
+#include <sherd/comm/checkpoint/block_checksum.h>
 #include <sherd/runtime/error.h>
 
 #include <algorithm>
@@ -30,8 +31,8 @@ CheckpointShardWriter::CheckpointShardWriter(const std::string& directory, int r
                                              const std::map<std::string, std::string>& metadata)
     : items_(std::move(items)),
       file_{fmt::format("rank-{:05}-of-{:05}.safetensors", rank, ranks), 0, 0, 0},
-      writer_((std::filesystem::path(directory) / file_.name).string(), announced(items_),
-              metadata) {
+      writer_((std::filesystem::path(directory) / file_.name).string(), announced(items_), metadata,
+              AtomicFile::Appears::within_directory) {
   file_.bytes = writer_.file_bytes();
   file_.header_bytes = writer_.header().size();
   file_.header_checksum = checkpoint_checksum(writer_.header());
@@ -46,11 +47,15 @@ void CheckpointShardWriter::write(std::size_t item, std::span<const std::uint8_t
   SHERD_INTERNAL_CHECK(bytes.size() == items_.at(item).bytes(), "{} bytes of {}, expected {}",
                        bytes.size(), tensors_[item].key(), items_[item].bytes());
   const std::string key = tensors_[item].key();
+  BlockChecksum checksum;
   while (!bytes.empty()) {
-    const auto block = bytes.first(std::min<std::size_t>(bytes.size(), CheckpointIndex::kBlock));
-    tensors_[item].pieces.front().checksums.push_back(checkpoint_checksum(block));
-    writer_.write(key, block);
-    bytes = bytes.subspan(block.size());
+    const auto part = bytes.first(std::min(bytes.size(), BlockChecksum::kPart));
+    checksum.add(part);
+    writer_.write(key, part);
+    bytes = bytes.subspan(part.size());
+    if (checksum.bytes() == CheckpointIndex::kBlock || bytes.empty()) {
+      tensors_[item].pieces.front().checksums.push_back(checksum.take());
+    }
   }
 }
 

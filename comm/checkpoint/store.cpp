@@ -152,8 +152,10 @@ std::string CheckpointStore::publish(const std::vector<std::string>& tables,
   index.step = step_;
   index.run = content.run;
   const auto in_partial = [&](const char* name) { return (fs::path(partial_) / name).string(); };
-  write_file_atomically(in_partial("config.toml"), content.config);
-  write_file_atomically(in_partial("index.json"), to_json(index));
+  constexpr auto kWithin = AtomicFile::Appears::within_directory;
+  write_file_atomically(in_partial("config.toml"), content.config, kWithin);
+  write_file_atomically(in_partial("index.json"), to_json(index), kWithin);
+  sync_directory(partial_);
   const std::string name = name_of_step(step_);
   rename_directory(partial_, path(name));
   point_link(path("last"), name);

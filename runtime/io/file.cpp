@@ -188,10 +188,16 @@ MappedFile& MappedFile::operator=(MappedFile&& other) noexcept {
   return *this;
 }
 
-AtomicFile::AtomicFile(std::string path) : path_(std::move(path)) {
+AtomicFile::AtomicFile(std::string path, Appears appears) : path_(std::move(path)) {
   struct stat status {};
   if (::stat(path_.c_str(), &status) == 0 && S_ISDIR(status.st_mode)) {
     fail_on_path("write", path_, EISDIR);
+  }
+  if (appears == Appears::within_directory) {
+    temporary_ = path_;
+    descriptor_ = ::open(path_.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0666);
+    if (descriptor_ < 0) fail_on_path("create", path_, errno);
+    return;
   }
   // O_EXCL makes the name unique among threads and among leftovers of a killed process.
   for (int n = 0;; ++n) {
@@ -236,6 +242,10 @@ void AtomicFile::commit() {
   // name with no content.
   if (::fsync(descriptor_) != 0) fail_on_path("flush", temporary_, errno);
   if (::close(std::exchange(descriptor_, -1)) != 0) fail_on_path("close", temporary_, errno);
+  if (temporary_ == path_) {
+    committed_ = true;
+    return;
+  }
   if (::rename(temporary_.c_str(), path_.c_str()) != 0) fail_on_path("rename to", path_, errno);
   committed_ = true;
   sync_directory(directory_of(path_));
@@ -247,8 +257,11 @@ void write_file_atomically(const std::string& path, std::span<const std::uint8_t
   file.commit();
 }
 
-void write_file_atomically(const std::string& path, std::string_view text) {
-  write_file_atomically(path, as_bytes(text));
+void write_file_atomically(const std::string& path, std::string_view text,
+                           AtomicFile::Appears appears) {
+  AtomicFile file(path, appears);
+  file.write(text);
+  file.commit();
 }
 
 void create_new_file(const std::string& path, std::string_view text) {

@@ -47,9 +47,14 @@ class SHERD_API MappedFile {
 // `<path>.tmp-<pid>-<n>` beside it; commit() flushes them to the disk and renames. Destroyed
 // without commit(), or after an error, it removes the temporary and leaves what was at `path`
 // untouched. A symbolic link at `path` is replaced, not followed.
+//
+// within_directory: the file is part of a directory that appears as a whole: it is made at `path`
+// at once, which must be free, and commit() only flushes it; its name is flushed with the
+// directory.
 class SHERD_API AtomicFile {
  public:
-  explicit AtomicFile(std::string path);
+  enum class Appears { at_commit, within_directory };
+  explicit AtomicFile(std::string path, Appears appears = Appears::at_commit);
   ~AtomicFile();
   AtomicFile(const AtomicFile&) = delete;
   AtomicFile& operator=(const AtomicFile&) = delete;
@@ -70,7 +75,8 @@ class SHERD_API AtomicFile {
 };
 
 SHERD_API void write_file_atomically(const std::string& path, std::span<const std::uint8_t> bytes);
-SHERD_API void write_file_atomically(const std::string& path, std::string_view text);
+SHERD_API void write_file_atomically(const std::string& path, std::string_view text,
+                                     AtomicFile::Appears appears = AtomicFile::Appears::at_commit);
 
 // Creates a file that must not be there yet: of several programs that try, one succeeds.
 SHERD_API void create_new_file(const std::string& path, std::string_view text);

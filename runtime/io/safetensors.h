@@ -73,7 +73,8 @@ class SHERD_API SafetensorsWriter {
     Shape shape;
   };
   SafetensorsWriter(const std::string& path, std::span<const Item> items,
-                    const std::map<std::string, std::string>& metadata = {});
+                    const std::map<std::string, std::string>& metadata = {},
+                    AtomicFile::Appears appears = AtomicFile::Appears::at_commit);
 
   // All bytes of one tensor, in one or more calls one after the other.
   void write(std::string_view name, std::span<const std::uint8_t> bytes);

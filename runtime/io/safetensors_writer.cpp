@@ -62,8 +62,9 @@ void check_names(std::span<const SafetensorsWriter::Item> items, const std::stri
 }  // namespace
 
 SafetensorsWriter::SafetensorsWriter(const std::string& path, std::span<const Item> items,
-                                     const std::map<std::string, std::string>& metadata)
-    : file_(path), path_(path) {
+                                     const std::map<std::string, std::string>& metadata,
+                                     AtomicFile::Appears appears)
+    : file_(path, appears), path_(path) {
   check_names(items, path);
   std::vector<const Item*> ordered;
   ordered.reserve(items.size());
