@@ -200,6 +200,7 @@ TEST_CASE("layers: every public header is installed") {
                                                   "runtime/io/torch_legacy.h",
                                                   "runtime/io/torch_listing.h",
                                                   "runtime/io/torch_types.h",
+                                                  "tools/trainer/run_files.h",
                                                   "tools/trainer/run_log.h"};
       static const std::regex internal("^(cpu|cuda|arguments|emulator)/");
       if (entry.path().extension() != ".h") continue;

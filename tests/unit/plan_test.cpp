@@ -95,6 +95,24 @@ TEST_CASE("plan: the peaks of a step are those of a run, on one rank and two") {
   }
 }
 
+TEST_CASE("plan: the copy of a checkpoint that is written beside training is counted") {
+  const test::TempDirectory folder;
+  for (const int ranks : {1, 2}) {
+    TrainSettings s = plan_run(folder, ranks == 1 ? "one" : "two");
+    s.ranks = ranks;
+    s.save_every = 1;
+    s.checkpoint_async = true;
+    const MemoryPlan planned = plan_step(s, ranks).host;
+    const TrainOutcome outcome = run(s);
+    CHECK(outcome.host_peak_bytes == planned.peak_bytes);
+    CHECK(outcome.host_at_peak == planned.at_peak);
+    const auto copied = planned.peaks[static_cast<std::size_t>(MemoryCategory::checkpoint)];
+    CHECK(copied >= 3 * 4 * outcome.info.parameters / ranks);  // weights and two moments
+    s.checkpoint_async = false;
+    CHECK(plan_step(s, ranks).host.peak_bytes == 0);
+  }
+}
+
 TEST_CASE("plan: what is said to fit runs under that limit, and no change does without one") {
   const test::TempDirectory folder;
   int count = 0;

@@ -1,19 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/tools/trainer/train.h>
 
-#include <sherd/models/weights.h>
-#include <sherd/runtime/io/file.h>
 #include <sherd/runtime/io/trace_file.h>
 #include <sherd/tools/trainer/plan.h>
 #include <sherd/tools/trainer/ranks.h>
+#include <sherd/tools/trainer/run_files.h>
 #include <sherd/tools/trainer/run_log.h>
 
 #include <algorithm>
 #include <array>
 #include <chrono>
 #include <cmath>
-#include <ctime>
-#include <filesystem>
 #include <optional>
 
 namespace sherd {
@@ -25,30 +22,13 @@ double seconds_since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
 }
 
-// Makes a folder of its own for a run that was given none; runs started in the same second get
-// different ones.
-std::string make_default_out(const TrainSettings& settings) {
-  const std::time_t now = std::time(nullptr);
-  std::tm local{};
-  localtime_r(&now, &local);
-  char stamp[32];
-  std::strftime(stamp, sizeof stamp, "%Y%m%d-%H%M%S", &local);
-  const std::string name = fmt::format("runs/{}-{}", settings.dataset, stamp);
-  std::error_code error;
-  std::filesystem::create_directories("runs", error);
-  for (int i = 1; !error; ++i) {
-    const std::string candidate = i == 1 ? name : fmt::format("{}-{}", name, i);
-    if (std::filesystem::create_directory(candidate, error)) return candidate;
-  }
-  fail("cannot make the folder {}: {}; choose one with --out", name, error.message());
-}
-
 class Run {
  public:
   Run(const TrainSettings& settings, const ResumePoint& resume, const DataSource& data,
       Communicator& world, TrainObserver& observer)
       : settings_(settings),
         resume_(resume),
+        files_(settings_, resume_, world),
         observer_(observer),
         world_(world),
         data_(data),
@@ -66,10 +46,15 @@ class Run {
     try {
       plan();
       prepare();
-      agree_on_errors(world_, is_first() ? message_of([&] { choose_out(); }) : std::string());
-      share_out();
+      agree_on_errors(world_, is_first() ? message_of([&] { files_.choose(); }) : std::string());
+      files_.share();
+      info_.out = files_.out();
+      outcome_.config_path = files_.config_path();
+      outcome_.log_path = files_.log_path();
+      outcome_.weights_path = files_.weights_path();
       if (checkpoints_) {
-        checkpoints_->open(world_, info_.out, config(), [&](const auto& s) { tell_saved(s); });
+        checkpoints_->open(world_, files_.out(), files_.config(),
+                           [&](const auto& s) { tell_saved(s); });
       }
       agree_on_errors(world_, message_of([&] { claim_files(); }));
       if (!settings_.trace.empty()) context_.trace().enable();
@@ -218,113 +203,23 @@ class Run {
     loader_ = std::make_unique<BatchLoader>(data_.train, options);
   }
 
-  std::string in_out(const char* name) const {
-    return (std::filesystem::path(info_.out) / name).string();
-  }
-
-  void choose_out() {
-    if (settings_.out.empty()) {
-      info_.out = make_default_out(settings_);
-    } else {
-      info_.out = settings_.out;
-      std::error_code error;
-      std::filesystem::create_directories(info_.out, error);
-      SHERD_CHECK(!error, "--out {}: cannot make the folder: {}", info_.out, error.message());
-    }
-    SHERD_CHECK(resume_.same_run || find_checkpoints(in_out("checkpoints")).empty(),
-                "--out {}: there are checkpoints of a run already; go on with it by --resume auto, "
-                "or choose another folder; nothing was changed",
-                info_.out);
-  }
-
-  // With paths that hold from wherever the configuration is used later.
-  std::string config() const {
-    TrainSettings resolved = settings_;
-    for (std::string* path : {&resolved.data_dir, &resolved.weights}) {
-      if (!path->empty()) *path = std::filesystem::absolute(*path).string();
-    }
-    for (std::string* to : {&resolved.offload_optimizer, &resolved.offload_parameters}) {
-      const OffloadTo parsed = OffloadTo::parse(*to, "--offload");
-      if (parsed.directory.empty()) continue;
-      *to = "nvme:" + std::filesystem::absolute(parsed.directory).string();
-    }
-    resolved.ranks = world_.size();  // a launcher's too
-    return settings_to_toml(resolved);
-  }
-
   void claim_files() {
-    outcome_.config_path = in_out("config.toml");
-    outcome_.log_path = in_out("log.jsonl");
-    outcome_.weights_path = in_out("model.safetensors");
-    if (is_first()) claim_out();
-    if (!settings_.trace.empty()) claim(trace_path(), "");
-  }
-
-  void claim(const std::string& path, std::string_view text) {
-    create_new_file(path, text);
-    claimed_.push_back(path);
-  }
-
-  // Rank 0 chose the folder, but any rank may have to say where something is.
-  void share_out() {
-    auto size = static_cast<std::int64_t>(info_.out.size());
-    world_.broadcast(&size, 1, DType::i64, 0, "the length of the folder's name");
-    info_.out.resize(static_cast<std::size_t>(size));
-    world_.broadcast(info_.out.data(), size, DType::u8, 0, "the folder's name");
-  }
-
-  void claim_out() {
-    for (const std::string& path : {outcome_.log_path, outcome_.weights_path}) {
-      SHERD_CHECK(resume_.same_run || !std::filesystem::exists(path),
-                  "--out: '{}' is there already; choose another folder, or go on with that run by "
-                  "--resume auto; nothing was changed",
-                  path);
-      SHERD_CHECK(settings_.trace.empty() || !same_path(settings_.trace, path),
-                  "--trace {}: that is where the run's own file goes; choose another name",
-                  settings_.trace);
-    }
-    check_space();
-    if (resume_.same_run && std::filesystem::exists(outcome_.config_path)) {
-      return write_file_atomically(outcome_.config_path, config());
-    }
-    claim(outcome_.config_path, config());
-  }
-
-  // Rank 0 writes to the path given, the others beside it.
-  std::string trace_path() const {
-    if (is_first()) return settings_.trace;
-    const std::filesystem::path path(settings_.trace);
-    const std::string name =
-        fmt::format("{}-rank{}{}", path.stem().string(), world_.rank(), path.extension().string());
-    return (path.parent_path() / name).string();
-  }
-
-  static bool same_path(const std::string& a, const std::string& b) {
-    return std::filesystem::weakly_canonical(a) == std::filesystem::weakly_canonical(b);
-  }
-
-  // The weights are written at the very end, when it would be late to find the disk full.
-  void check_space() const {
     std::int64_t bytes = 1 << 20;
-    // Those that stay, and the one that is being written.
-    if (checkpoints_) bytes += (settings_.keep + 1) * checkpoints_->bytes() * world_.size();
+    std::string what = "the weights and the log";
+    if (checkpoints_) {  // those that stay, and the one that is being written
+      bytes += (settings_.keep + 1) * checkpoints_->bytes() * world_.size();
+      what = fmt::format("the weights, the log and {} checkpoints (--keep)", settings_.keep + 1);
+    }
     for (const Parameter* parameter : model_.parameters()) {
       bytes += parameter->numel() * static_cast<std::int64_t>(size_of(engine_.precision().master));
     }
-    std::error_code error;
-    const std::filesystem::space_info space = std::filesystem::space(info_.out, error);
-    SHERD_CHECK(error || space.available >= static_cast<std::uintmax_t>(bytes),
-                "--out {}: {} free, but the weights{} and the log need {}; free some space or "
-                "choose another folder{}",
-                info_.out, format_bytes(static_cast<std::int64_t>(space.available)),
-                checkpoints_ ? fmt::format(", {} checkpoints", settings_.keep + 1) : "",
-                format_bytes(bytes), checkpoints_ ? ", or lower --keep" : "");
+    files_.claim(bytes, what);
   }
 
   void start_log() {
-    const bool goes_on = resume_.same_run && std::filesystem::exists(outcome_.log_path);
-    log_ = std::make_unique<RunLog>(outcome_.log_path, goes_on);
-    if (!goes_on) claimed_.push_back(outcome_.log_path);
+    const bool goes_on = files_.log_goes_on();
+    log_ = std::make_unique<RunLog>(files_.log_path(), goes_on);
+    if (!goes_on) files_.add(files_.log_path());
     log_->start(info_, settings_);
     if (!resume_.checkpoint.empty()) log_->resume(resume_.checkpoint, progress_);
     observer_.on_start(info_);
@@ -336,10 +231,7 @@ class Run {
   void remove_files() {
     log_.reset();
     if (checkpoints_) checkpoints_->close();
-    for (const std::string& path : claimed_) {
-      std::error_code ignored;
-      std::filesystem::remove(path, ignored);
-    }
+    files_.remove();
   }
 
   static constexpr const char* kTorn =
@@ -397,7 +289,7 @@ class Run {
   }
 
   std::string rescue(const std::function<void(const std::string&)>& save) {
-    const std::string path = in_out("model-before-error.safetensors");
+    const std::string path = files_.path("model-before-error.safetensors");
     try {
       save(path);
       return fmt::format(" (the weights after {} step{} are in {})", step_->steps_done(),
@@ -410,8 +302,7 @@ class Run {
   // What a rank does by itself between steps may fail without leaving the others waiting: they hear
   // of it at the next step.
   void by_itself(const std::function<void()>& work) {
-    const std::string message = message_of(work);
-    if (failure_.empty()) failure_ = message;
+    if (failure_.empty()) failure_ = message_of(work);
   }
 
   // Before each step: shall all go on? Throws an AgreedError where a rank has failed. A checkpoint
@@ -611,7 +502,7 @@ class Run {
     if (!context_.trace().enabled()) return;
     context_.trace().enable(false);
     try {
-      sherd::write_trace(context_.trace(), trace_path());
+      sherd::write_trace(context_.trace(), files_.trace_path());
     } catch (const Error& error) {
       observer_.on_warning(error.what());
     }
@@ -621,6 +512,7 @@ class Run {
 
   TrainSettings settings_;
   ResumePoint resume_;
+  RunFiles files_;
   TrainObserver& observer_;
   Communicator& world_;
   DataSource data_;
@@ -640,8 +532,7 @@ class Run {
   std::string failure_;          // of this rank, which the others have not heard of yet
   bool stop_wanted_ = false;
   bool told_of_graph_ = false;
-  double waited_ = 0.0;               // seconds, for others before steps
-  std::vector<std::string> claimed_;  // files that this rank has made
+  double waited_ = 0.0;  // seconds, for others before steps
 };
 
 // Of a rank that is not the first: says nothing, but a signal may reach any process of a launcher.
