@@ -272,7 +272,12 @@ void create_new_file(const std::string& path, std::string_view text) {
     fail_on_path("create", path, errno);
   }
   const Descriptor closing(descriptor);
-  write_all(descriptor, as_bytes(text).data(), text.size(), path);
+  try {
+    write_all(descriptor, as_bytes(text).data(), text.size(), path);
+  } catch (...) {
+    ::unlink(path.c_str());  // half of it would be in the way of the next who tries
+    throw;
+  }
 }
 
 JsonLinesLog::JsonLinesLog(std::string path, Mode mode) : path_(std::move(path)) {
@@ -301,7 +306,14 @@ void JsonLinesLog::write(const std::string& json_line) {
               "the log '{}' takes one JSON value a line: got {}", path_,
               json_line.empty() ? "an empty line" : "text with a line break");
   const std::string line = json_line + '\n';
-  write_all(descriptor_, as_bytes(line).data(), line.size(), path_);
+  const off_t end = ::lseek(descriptor_, 0, SEEK_END);  // of a pipe there is none
+  try {
+    write_all(descriptor_, as_bytes(line).data(), line.size(), path_);
+  } catch (...) {
+    // Half a line would spoil the next, which may say why.
+    if (end >= 0) (void)!::ftruncate(descriptor_, end);
+    throw;
+  }
 }
 
 }  // namespace sherd

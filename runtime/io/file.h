@@ -78,11 +78,13 @@ SHERD_API void write_file_atomically(const std::string& path, std::span<const st
 SHERD_API void write_file_atomically(const std::string& path, std::string_view text,
                                      AtomicFile::Appears appears = AtomicFile::Appears::at_commit);
 
-// Creates a file that must not be there yet: of several programs that try, one succeeds.
+// Creates a file that must not be there yet: of several programs that try, one succeeds. Where it
+// cannot be written it is taken away again.
 SHERD_API void create_new_file(const std::string& path, std::string_view text);
 
 // One JSON value a line. Each line reaches the system in one append, so it survives a crash of this
-// process; call it once per line, with text that holds no line break.
+// process, and one that fails leaves nothing; call it once per line, with text that holds no line
+// break.
 class SHERD_API JsonLinesLog {
  public:
   // `append` continues a file, on a fresh line even where a killed run left half of one.

@@ -228,3 +228,33 @@ TEST_CASE("file: the log's errors name the path and the reason") {
   JsonLinesLog full("/dev/full", JsonLinesLog::Mode::append);
   check_mentions(error_of([&] { full.write("1"); }), "/dev/full", "No space left", "free some");
 }
+
+TEST_CASE("create_new_file: makes a file that was not there, whole or not at all") {
+  const TempDirectory folder;
+  const std::string path = folder.path("new");
+  create_new_file(path, "content");
+  CHECK(read_file(path) == bytes_of("content"));
+  check_mentions(error_of([&] { create_new_file(path, "other"); }), path, "is there already");
+  CHECK(read_file(path) == bytes_of("content"));
+  const std::string cut = folder.path("cut");
+  {
+    const FileSizeLimit limit(3);
+    check_mentions(error_of([&] { create_new_file(cut, "content"); }), "cannot write '" + cut);
+  }
+  CHECK_FALSE(std::filesystem::exists(cut));
+  CHECK_NOTHROW(create_new_file(cut, "content"));
+}
+
+TEST_CASE("JsonLinesLog: a line that does not fit leaves nothing of it") {
+  const TempDirectory folder;
+  const std::string path = folder.path("log.jsonl");
+  JsonLinesLog log(path, JsonLinesLog::Mode::append);
+  log.write("{\"a\":1}");
+  {
+    const FileSizeLimit limit(12);
+    check_mentions(error_of([&] { log.write("{\"b\":2}"); }), "cannot write '" + path);
+    log.write("{}");
+  }
+  log.write("{\"c\":3}");
+  CHECK(read_file(path) == bytes_of("{\"a\":1}\n{}\n{\"c\":3}\n"));
+}
