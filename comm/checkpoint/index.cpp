@@ -143,6 +143,7 @@ class Reader {
     for (const Json& dim : list(value, "shape", of)) dims.push_back(as_count(dim, "shape", of));
     try {
       tensor.shape = Shape(std::span<const std::int64_t>(dims));
+      tensor.shape.numel();  // throws where it does not fit
     } catch (const Error& error) {
       wrong("{}: {}", of, error.what());
     }

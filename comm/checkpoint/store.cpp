@@ -97,12 +97,25 @@ CheckpointStore::CheckpointStore(Communicator& world, std::string directory, int
       const std::string name = entry.path().filename().string();
       if (name.starts_with(".step-") || name.ends_with(".tmp")) left.push_back(entry.path());
     }
-    for (const fs::path& path : left) fs::remove_all(path);
+    for (const fs::path& path : left) remove_tree(path.string());
   };
   agree_on_errors(world_, world_.rank() == 0 ? message_of(prepare) : std::string());
 }
 
 CheckpointStore::~CheckpointStore() = default;
+
+void CheckpointStore::tidy_up(std::int64_t best_step) {
+  const auto work = [&] {
+    const std::vector<FoundCheckpoint> found = find_checkpoints(directory_);
+    if (found.empty()) return;
+    point_link(path("last"), name_of_step(found.back().step));
+    if (std::ranges::find(found, best_step, &FoundCheckpoint::step) != found.end()) {
+      point_link(path("best"), name_of_step(best_step));
+    }
+    remove_old();
+  };
+  agree_on_errors(world_, world_.rank() == 0 ? message_of(work) : std::string());
+}
 
 std::string CheckpointStore::path(const std::string& name) const {
   return (fs::path(directory_) / name).string();
@@ -112,7 +125,7 @@ std::string CheckpointStore::begin(std::int64_t step) {
   step_ = step;
   partial_ = path("." + name_of_step(step) + ".partial");
   const auto make = [&] {
-    fs::remove_all(partial_);
+    remove_tree(partial_);
     make_new_directory(partial_);
   };
   agree_on_errors(world_, world_.rank() == 0 ? message_of(make) : std::string());

@@ -42,6 +42,10 @@ class SHERD_API CheckpointStore {
   CheckpointStore(Communicator& world, std::string directory, int keep);
   ~CheckpointStore();
 
+  // Does what a run that was killed just after a checkpoint had appeared did not come to: the
+  // links, and that old ones go. `best_step`: of the best, -1 where there is none.
+  void tidy_up(std::int64_t best_step);
+
   // Makes a directory for the ranks to write into, and returns its path.
   std::string begin(std::int64_t step);
   // Every rank has its file on the disk, and gives what CheckpointShardWriter::commit() said of it,

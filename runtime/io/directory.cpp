@@ -22,13 +22,6 @@ void sync_parent(const std::string& path) {
   sync_directory(directory_of(path));
 }
 
-// What is left of a directory that nobody will look for; the next one to tidy up may succeed.
-void remove_tree(const std::string& path) {
-  std::error_code error;
-  fs::remove_all(path, error);
-  if (error) fail_on_path("remove", path, error.value());
-}
-
 }  // namespace
 
 void make_directories(const std::string& path) {
@@ -75,6 +68,12 @@ void remove_directory(const std::string& path, const std::string& hidden) {
   }
   sync_parent(path);
   remove_tree(hidden);
+}
+
+void remove_tree(const std::string& path) {
+  std::error_code error;
+  fs::remove_all(path, error);
+  if (error) fail_on_path("remove", path, error.value());
 }
 
 void point_link(const std::string& link, const std::string& target) {

@@ -21,6 +21,9 @@ SHERD_API void rename_directory(const std::string& from, const std::string& to);
 // With all that is in it. It is renamed to `hidden` first, so that no half of it is ever found
 // under its name. Nothing where it is not there.
 SHERD_API void remove_directory(const std::string& path, const std::string& hidden);
+// What nobody looks for any more, a directory with all that is in it or a file. Nothing where it is
+// not there.
+SHERD_API void remove_tree(const std::string& path);
 // Makes or replaces a symbolic link, in one step.
 SHERD_API void point_link(const std::string& link, const std::string& target);
 
