@@ -108,8 +108,11 @@ int run_training(const TrainSettings& settings) {
     fmt::print("loss scale      {} at the end; {} of {} steps overflowed and were skipped\n",
                outcome.loss_scale, outcome.skipped, outcome.steps);
   }
-  fmt::print("speed           {} images/s in training\n", speed(outcome.images_per_second));
-  if (outcome.info.ranks > 1) {
+  const bool trained = outcome.train_seconds > 0.0;
+  if (trained) {
+    fmt::print("speed           {} images/s in training\n", speed(outcome.images_per_second));
+  }
+  if (trained && outcome.info.ranks > 1) {
     fmt::print("communication   rank 0 waited for other ranks in {:.1f}% of the training time\n",
                100.0 * outcome.exposed_seconds / outcome.train_seconds);
   }
@@ -129,13 +132,17 @@ int run_training(const TrainSettings& settings) {
   return outcome.stopped ? 130 : 0;
 }
 
-// A run that goes on takes the settings of its checkpoint, but for the number of ranks where a
-// launcher gives that.
+// A run that goes on takes the settings of its checkpoint, or of its folder where it had none yet,
+// but for the number of ranks where a launcher gives that.
 TrainSettings resolve_resumed(const SettingFlags& flags) {
   const std::optional<ResumePoint> point =
       find_resume_point(flags.value("checkpoint.resume"), flags.value("run.out"));
-  if (!point || point->checkpoint.empty()) return flags.resolve(std::nullopt);
-  const std::string config = (std::filesystem::path(point->checkpoint) / "config.toml").string();
+  if (!point) return flags.resolve(std::nullopt);
+  const std::filesystem::path folder = point->checkpoint.empty() ? point->out : point->checkpoint;
+  const std::string config = (folder / "config.toml").string();
+  if (point->checkpoint.empty() && !std::filesystem::exists(config)) {
+    return flags.resolve(std::nullopt);
+  }
   Assignments file = read_toml_settings(config);
   if (under_launcher()) {
     std::erase_if(file, [](const auto& setting) { return setting.first == "sharding.ranks"; });

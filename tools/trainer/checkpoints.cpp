@@ -67,12 +67,15 @@ std::string RunProgress::to_json() const {
               {"epoch_skipped", epoch_skipped},
               {"skipped", skipped},
               {"best_accuracy", best_accuracy},
+              {"best_step", best_step},
               {"batch_size", batch_size},
+              {"micro_batch", micro_batch},
               {"seed", seed},
               {"ranks", ranks},
               {"threads", threads},
               {"dataset", dataset},
-              {"sharding", sharding}}
+              {"sharding", sharding},
+              {"precision", precision}}
       .dump();
 }
 
@@ -92,12 +95,15 @@ RunProgress RunProgress::from_json(const std::string& text, const std::string& w
   p.epoch_skipped = whole("epoch_skipped");
   p.skipped = whole("skipped");
   p.best_accuracy = real("best_accuracy");
+  p.best_step = whole("best_step");
   p.batch_size = whole("batch_size");
+  p.micro_batch = whole("micro_batch");
   p.seed = whole("seed");
   p.ranks = whole("ranks");
   p.threads = whole("threads");
   p.dataset = run.value("dataset", "");
   p.sharding = run.value("sharding", "");
+  p.precision = run.value("precision", "");
   return p;
 }
 

@@ -28,11 +28,13 @@ struct RunProgress {
   // Of the epoch under way, for its mean: losses times samples, of so many samples.
   double loss_sum = 0.0;
   std::int64_t learnt = 0, epoch_skipped = 0;
-  std::int64_t skipped = 0;     // steps of the run
-  double best_accuracy = -1.0;  // of the evaluations so far; none: -1
+  std::int64_t skipped = 0;  // steps of the run
+  // Of the evaluations so far, and the step of the checkpoint with it; none: -1.
+  double best_accuracy = -1.0;
+  std::int64_t best_step = -1;
   // What the numbers depend on, to tell when a run does not go on bit for bit.
-  std::int64_t batch_size = 0, seed = 0, ranks = 0, threads = 0;
-  std::string dataset, sharding;
+  std::int64_t batch_size = 0, micro_batch = 0, seed = 0, ranks = 0, threads = 0;
+  std::string dataset, sharding, precision;
 
   SHERD_API std::string to_json() const;
   // `where` is named in errors.

@@ -59,6 +59,8 @@ std::vector<std::string> differences(const RunProgress& then, const RunProgress&
   const char* rounding = "results go on within rounding, not bit for bit";
   compare("the number of ranks", then.ranks, now.ranks, rounding);
   compare("the number of threads a rank", then.threads, now.threads, rounding);
+  compare("--micro-batch", then.micro_batch, now.micro_batch, rounding);
+  compare("the precision", then.precision, now.precision, "results go on in that");
   compare("--batch-size", then.batch_size, now.batch_size,
           "the schedule goes on by steps, the epoch by samples");
   compare("--seed", then.seed, now.seed, "the rest of the epoch is drawn anew");
@@ -74,8 +76,10 @@ RunCheckpoints::RunCheckpoints(const TrainSettings& settings, Context& context, 
       saver_(context, model, engine, optimizer, settings.checkpoint_async) {}
 
 void RunCheckpoints::open(Communicator& world, const std::string& out, std::string config,
+                          const RunProgress& progress,
                           const std::function<void(const Saved&)>& saved) {
   store_ = std::make_unique<CheckpointStore>(world, (fs::path(out) / kFolder).string(), keep_);
+  store_->tidy_up(progress.best_step);
   config_ = std::move(config);
   saved_ = saved;
   const std::vector<FoundCheckpoint> found = find_checkpoints(store_->directory());

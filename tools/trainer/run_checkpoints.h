@@ -42,15 +42,16 @@ class SHERD_API RunCheckpoints {
     double seconds = 0.0;  // that training has waited
     bool best = false;
   };
-  // All ranks together. Makes OUT/checkpoints this run's; `config` goes into each.
+  // All ranks together. Makes OUT/checkpoints this run's, which is at `progress`; `config` goes
+  // into each.
   void open(Communicator& world, const std::string& out, std::string config,
-            const std::function<void(const Saved&)>& saved);
+            const RunProgress& progress, const std::function<void(const Saved&)>& saved);
   bool due(std::int64_t steps) const { return steps % every_ == 0; }
   std::int64_t last_step() const { return last_step_; }
   // Saves; where that goes on beside training, the one before is waited for.
   void save(const RunProgress& progress, bool best);
-  // Is there a checkpoint under way, and has this rank still to write? For an exchange between steps;
-  // when none has, all call finish().
+  // Is there a checkpoint under way, and has this rank still to write? For an exchange between
+  // steps; when none has, all call finish().
   bool pending() const { return saver_.pending(); }
   bool writing() const { return saver_.writing(); }
   void finish();

@@ -96,6 +96,11 @@ void RunFiles::claim(std::int64_t bytes, const std::string& what) {
 }
 
 void RunFiles::claim_out(std::int64_t bytes, const std::string& what) {
+  SHERD_CHECK(
+      !resume_.same_run || !resume_.checkpoint.empty() || !fs::exists(weights_path()),
+      "--resume auto: '{}' is there, but no checkpoint to go on from; choose another folder, "
+      "or remove that one; nothing was changed",
+      weights_path());
   for (const std::string& path : {log_path(), weights_path()}) {
     SHERD_CHECK(resume_.same_run || !fs::exists(path),
                 "--out: '{}' is there already; choose another folder, or go on with that run by "
@@ -111,10 +116,26 @@ void RunFiles::claim_out(std::int64_t bytes, const std::string& what) {
   SHERD_CHECK(error || space.available >= static_cast<std::uintmax_t>(bytes),
               "--out {}: {} free, but {} need {}; free some space or choose another folder", out_,
               format_bytes(static_cast<std::int64_t>(space.available)), what, format_bytes(bytes));
-  if (resume_.same_run && fs::exists(config_path())) {
-    return write_file_atomically(config_path(), config());
+  if (resume_.same_run) remove_left_over();
+  const bool there = fs::exists(config_path());
+  const bool ours = there ? resume_.same_run : settings_.save_every > 0;
+  if (!ours) return make(config_path(), config());
+  // Whole or not at all: --resume auto reads it where there is no checkpoint yet.
+  write_file_atomically(config_path(), config());
+  if (!there) add(config_path());
+}
+
+// What a killed run was writing.
+void RunFiles::remove_left_over() const {
+  for (const auto& entry : fs::directory_iterator(out_)) {
+    const std::string name = entry.path().filename().string();
+    std::error_code ignored;
+    for (const std::string& of : {config_path(), weights_path()}) {
+      if (name.starts_with(fs::path(of).filename().string() + ".tmp-")) {
+        fs::remove(entry.path(), ignored);
+      }
+    }
   }
-  make(config_path(), config());
 }
 
 bool RunFiles::log_goes_on() const {

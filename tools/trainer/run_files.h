@@ -28,7 +28,8 @@ class RunFiles {
   std::string path(std::string_view name) const;
   std::string config_path() const { return path("config.toml"); }
   std::string log_path() const { return path("log.jsonl"); }
-  std::string weights_path() const { return path("model.safetensors"); }
+  static constexpr const char* kWeights = "model.safetensors";
+  std::string weights_path() const { return path(kWeights); }
   // Rank 0 writes to the path given, the others beside it.
   std::string trace_path() const;
   // The settings, with paths that hold from wherever they are used later.
@@ -45,6 +46,7 @@ class RunFiles {
  private:
   void make(const std::string& path, std::string_view text);
   void claim_out(std::int64_t bytes, const std::string& what);
+  void remove_left_over() const;
 
   const TrainSettings& settings_;
   const ResumePoint& resume_;

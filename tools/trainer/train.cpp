@@ -11,6 +11,7 @@
 #include <array>
 #include <chrono>
 #include <cmath>
+#include <filesystem>
 #include <optional>
 
 namespace sherd {
@@ -53,7 +54,7 @@ class Run {
       outcome_.log_path = files_.log_path();
       outcome_.weights_path = files_.weights_path();
       if (checkpoints_) {
-        checkpoints_->open(world_, files_.out(), files_.config(),
+        checkpoints_->open(world_, files_.out(), files_.config(), started_at_,
                            [&](const auto& s) { tell_saved(s); });
       }
       agree_on_errors(world_, message_of([&] { claim_files(); }));
@@ -145,7 +146,8 @@ class Run {
 
   void go_on_from(const CheckpointReader& checkpoint) {
     const RunProgress then = progress_of(checkpoint);
-    SHERD_CHECK(then.step.steps < info_.total_steps,
+    const bool to_finish = then.step.steps == info_.total_steps && lacks_weights(checkpoint);
+    SHERD_CHECK(then.step.steps < info_.total_steps || to_finish,
                 "--resume: checkpoint '{}' is of step {} of {}, so there is nothing left to train; "
                 "raise --epochs or --max-steps, or use its weights: sherd eval --weights {}",
                 checkpoint.directory(), then.step.steps, info_.total_steps, checkpoint.directory());
@@ -165,14 +167,27 @@ class Run {
     begin_epoch();
   }
 
+  // A run may end between its last checkpoint and its weights, which are then there of none, or of
+  // an earlier end.
+  bool lacks_weights(const CheckpointReader& checkpoint) const {
+    namespace fs = std::filesystem;
+    if (!resume_.same_run) return false;
+    std::error_code missing;
+    const auto written = fs::last_write_time(fs::path(resume_.out) / RunFiles::kWeights, missing);
+    return missing ||
+           written < fs::last_write_time(fs::path(checkpoint.directory()) / "index.json");
+  }
+
   // What does not change during a run.
   void fill_in(RunProgress& progress) const {
     progress.batch_size = settings_.batch_size;
+    progress.micro_batch = settings_.micro_batch;
     progress.seed = settings_.seed;
     progress.ranks = world_.size();
     progress.threads = context_.threads();
     progress.dataset = settings_.dataset;
     progress.sharding = name_of(engine_.options().policy);
+    progress.precision = info_.precision;
   }
 
   void begin_epoch() {
@@ -323,6 +338,8 @@ class Run {
 
   void train_epochs() {
     std::int64_t images_done = 0;
+    // Of a run that was killed before its weights were written.
+    if (step_->steps_done() == info_.total_steps) outcome_.test = evaluate_now();
     while (progress_.epoch < info_.epochs && step_->steps_done() < info_.total_steps &&
            !outcome_.stopped) {
       const std::int64_t epoch = progress_.epoch;
@@ -359,12 +376,16 @@ class Run {
     agree_on_errors(world_, failure_);
     outcome_.steps = step_->steps_done();
     outcome_.loss_scale = step_->loss_scale();
+    if (images_done == 0) return;
     outcome_.images_per_second = static_cast<double>(images_done) / outcome_.train_seconds;
   }
 
   void save_after_epoch(const EpochInfo& info) {
     const bool best = info.evaluated && info.test.accuracy() > progress_.best_accuracy;
-    if (best) progress_.best_accuracy = info.test.accuracy();
+    if (best) {
+      progress_.best_accuracy = info.test.accuracy();
+      progress_.best_step = step_->steps_done();
+    }
     if (best || checkpoints_->due(step_->steps_done())) save_checkpoint(best);
   }
 
