@@ -10,6 +10,7 @@
 
 #include <algorithm>
 #include <chrono>
+#include <cstdlib>
 #include <functional>
 #include <string>
 #include <thread>
@@ -140,6 +141,16 @@ inline bool comes_true(const std::function<bool()>& condition, double limit_seco
     std::this_thread::sleep_for(std::chrono::milliseconds(5));
   }
   return true;
+}
+
+// In a mount namespace of its own, with a file system in memory at `at`: what begins a command of
+// the shell that a ' ends. Empty where that may not be made here.
+inline std::string with_disk(const std::string& at, const std::string& options) {
+  const std::string start =
+      "unshare -rm sh -c 'mount -t tmpfs -o " + options + " tmpfs " + at + " && ";
+  if (std::system((start + "true' >/dev/null 2>&1").c_str()) == 0) return "exec " + start;
+  MESSAGE("no file system can be mounted here: tests of a full one are skipped");
+  return {};
 }
 
 inline const std::string kTinyModel =

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The `sherd` program as a user meets it: what it prints, what it refuses, what it leaves behind.
+#include <sherd/runtime/cuda/device.h>
 #include <cstdlib>
 #include <filesystem>
 #include <nlohmann/json.hpp>
-#include <sherd/runtime/cuda/device.h>
 #include <sstream>
 #include <string>
 #include <vector>
@@ -216,7 +216,8 @@ TEST_CASE("cli: unknown words are errors with a suggestion") {
   refuses("bench stp", {"unknown command 'stp'", "did you mean 'step'"});
   refuses("bench step --warmpu 3", {"unknown flag '--warmpu'", "did you mean '--warmup'"});
   refuses("inspect model --clases 3", {"did you mean '--classes'"});
-  refuses("inspect checkpoint x", {"unknown command 'checkpoint'"});
+  refuses("inspect chekpoint x", {"unknown command 'chekpoint'", "did you mean 'checkpoint'"});
+  refuses("inspect checkpoint", {"give a checkpoint"});
   refuses("inspect weights", {"safetensors"});
   refuses("train ''", {"no such file"});
   refuses("train /tmp", {"no such file"});

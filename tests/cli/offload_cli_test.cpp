@@ -97,16 +97,6 @@ std::string scratch_file(const std::string& folder, const std::string& what, Ran
   return {};
 }
 
-// In a mount namespace of its own, with a file system of 64 KiB at `at`; empty where that may not
-// be made here.
-std::string with_small_disk(const std::string& at, const std::string& options) {
-  const std::string start =
-      "unshare -rm sh -c 'mount -t tmpfs -o size=64k" + options + " tmpfs " + at + " && ";
-  if (std::system((start + "true' >/dev/null 2>&1").c_str()) == 0) return "exec " + start;
-  MESSAGE("no file system can be mounted here: tests of a full one are skipped");
-  return {};
-}
-
 }  // namespace
 
 TEST_CASE("offload: a folder that cannot hold the files is refused before anything is made") {
@@ -139,7 +129,7 @@ TEST_CASE("offload: a folder that cannot hold the files is refused before anythi
     }
     fs::create_directory(folder.path("disk"));
     const std::string disk = folder.path("disk");
-    if (const std::string start = with_small_disk(disk, ",ro"); !start.empty()) {
+    if (const std::string start = with_disk(disk, "size=64k,ro"); !start.empty()) {
       for (const Ranks ranks : kinds()) {
         const std::string shard = ranks == Ranks::one ? " --shard zero3" : "";
         check_refusal(
@@ -156,7 +146,7 @@ TEST_CASE("offload: a disk without the room is refused with what is needed and w
   const TempDirectory folder;
   const std::string disk = folder.path("disk"), out = folder.path("out");
   fs::create_directory(disk);
-  const std::string start = with_small_disk(disk, "");
+  const std::string start = with_disk(disk, "size=64k");
   if (start.empty()) return;
   for (const Ranks ranks : kinds()) {
     CAPTURE(static_cast<int>(ranks));

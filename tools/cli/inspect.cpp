@@ -117,7 +117,8 @@ int inspect_events(TrainSettings settings) {
 
 Command add_inspect(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand(
-      "inspect", "Shows what is in a model, a weights file or a sharded training step.\n");
+      "inspect",
+      "Shows what is in a model, a weights file, a checkpoint or a sharded training step.\n");
   struct State {
     std::string model, weights;
     std::int64_t classes = 1000;
@@ -142,8 +143,10 @@ Command add_inspect(CLI::App& parent) {
   SettingFlags flags(events,
                      {"model", "sharding", "data.dataset", "data.data_dir", "data.image_size",
                       "data.classes", "run.batch_size", "run.micro_batch", "precision", "memory"});
-  return {app, [state, model, events, flags] {
+  const Command checkpoint = add_inspect_checkpoint(*app);
+  return {app, [state, model, events, checkpoint, flags] {
             check_one_process("inspect");
+            if (checkpoint.app->parsed()) return checkpoint.run();
             if (events->parsed()) return inspect_events(flags.resolve({}));
             if (model->parsed()) return inspect_model(state->model, state->classes);
             SHERD_CHECK(!state->weights.empty(),

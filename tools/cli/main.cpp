@@ -58,6 +58,7 @@ int run(int argc, char** argv) {
       "  sherd train --ranks 4 --shard zero3 four ranks, parameters sharded\n"
       "  sherd eval runs/NAME                accuracy of a run's weights\n"
       "  sherd inspect model                 the model names, and the parameters of one\n"
+      "  sherd inspect checkpoint RUN        what its newest checkpoint holds, --verify checks it\n"
       "  sherd inspect events --ranks 4      what a sharded step does, in order\n"
       "  sherd bench step                    speed of a training step on this machine\n"
       "  sherd bench kernels                 speed of each kernel beside what the device can do\n"
