@@ -108,10 +108,8 @@ void CheckpointStore::tidy_up(std::int64_t best_step) {
   const auto work = [&] {
     const std::vector<FoundCheckpoint> found = find_checkpoints(directory_);
     if (found.empty()) return;
-    point_link(path("last"), name_of_step(found.back().step));
-    if (std::ranges::find(found, best_step, &FoundCheckpoint::step) != found.end()) {
-      point_link(path("best"), name_of_step(best_step));
-    }
+    const bool there = std::ranges::find(found, best_step, &FoundCheckpoint::step) != found.end();
+    point_links(found.back().step, there ? best_step : -1);
     remove_old();
   };
   agree_on_errors(world_, world_.rank() == 0 ? message_of(work) : std::string());
@@ -134,32 +132,36 @@ std::string CheckpointStore::begin(std::int64_t step) {
 
 std::string CheckpointStore::finish(const std::string& table, const std::string& failure,
                                     const Content& content) {
-  const auto tidy_up = [&] {
-    std::error_code ignored;
-    if (world_.rank() == 0) fs::remove_all(partial_, ignored);
+  const auto on_first = [&](const std::function<void()>& work) {
+    return world_.rank() == 0 ? message_of(work) : std::string();
   };
-  const std::string kept = "; the checkpoints that were there are untouched";
+  const auto agree = [&](const std::string& error) {
+    agree_on_errors(world_, error.empty()
+                                ? error
+                                : fmt::format("cannot save a checkpoint of step {}: {}; the "
+                                              "checkpoints that were there are untouched",
+                                              step_, error));
+  };
   try {
-    agree_on_errors(world_, failure.empty()
-                                ? failure
-                                : fmt::format("cannot save a checkpoint of step {}: {}{}", step_,
-                                              failure, kept));
+    agree(failure);
     const std::vector<std::string> tables = gather_texts(world_, table);
-    const std::string error =
-        world_.rank() == 0 ? message_of([&] { publish(tables, content); }) : std::string();
-    agree_on_errors(world_, error.empty() ? error
-                                          : fmt::format("cannot save a checkpoint of step {}: {}{}",
-                                                        step_, error, kept));
+    agree(on_first([&] { publish(tables, content); }));
   } catch (...) {
-    tidy_up();
+    abandon();
     throw;
   }
+  const std::string error = on_first([&] {
+    point_links(step_, content.best ? step_ : -1);
+    remove_old();
+  });
+  agree_on_errors(world_, error.empty() ? error
+                                        : fmt::format("the checkpoint of step {} is saved, but {}",
+                                                      step_, error));
   return path(name_of_step(step_));
 }
 
 // See Note [A checkpoint appears].
-std::string CheckpointStore::publish(const std::vector<std::string>& tables,
-                                     const Content& content) {
+void CheckpointStore::publish(const std::vector<std::string>& tables, const Content& content) {
   CheckpointIndex index = merge_checkpoint_tables(tables);
   index.producer = content.producer;
   index.step = step_;
@@ -169,12 +171,13 @@ std::string CheckpointStore::publish(const std::vector<std::string>& tables,
   write_file_atomically(in_partial("config.toml"), content.config, kWithin);
   write_file_atomically(in_partial("index.json"), to_json(index), kWithin);
   sync_directory(partial_);
-  const std::string name = name_of_step(step_);
-  rename_directory(partial_, path(name));
-  point_link(path("last"), name);
-  if (content.best) point_link(path("best"), name);
-  remove_old();
-  return path(name);
+  rename_directory(partial_, path(name_of_step(step_)));
+}
+
+// `best` -1: as it was.
+void CheckpointStore::point_links(std::int64_t newest, std::int64_t best) {
+  point_link(path("last"), name_of_step(newest));
+  if (best >= 0) point_link(path("best"), name_of_step(best));
 }
 
 void CheckpointStore::remove_old() {

@@ -49,7 +49,8 @@ class SHERD_API CheckpointStore {
   // Makes a directory for the ranks to write into, and returns its path.
   std::string begin(std::int64_t step);
   // Every rank has its file on the disk, and gives what CheckpointShardWriter::commit() said of it,
-  // or why it failed. The checkpoint appears; old ones go. Returns its path.
+  // or why it failed. The checkpoint appears; old ones go. Returns its path. An error says whether
+  // it did appear.
   struct Content {
     std::string producer, run, config;
     bool best = false;  // so far
@@ -62,7 +63,8 @@ class SHERD_API CheckpointStore {
 
  private:
   std::string path(const std::string& name) const;
-  std::string publish(const std::vector<std::string>& tables, const Content& content);
+  void publish(const std::vector<std::string>& tables, const Content& content);
+  void point_links(std::int64_t newest, std::int64_t best);
   void remove_old();
 
   Communicator& world_;

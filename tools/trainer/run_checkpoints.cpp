@@ -82,8 +82,12 @@ void RunCheckpoints::open(Communicator& world, const std::string& out, std::stri
   store_->tidy_up(progress.best_step);
   config_ = std::move(config);
   saved_ = saved;
+}
+
+std::string RunCheckpoints::last_path() const {
+  if (!store_) return {};
   const std::vector<FoundCheckpoint> found = find_checkpoints(store_->directory());
-  if (!found.empty()) last_path_ = found.back().path;
+  return found.empty() ? std::string() : found.back().path;
 }
 
 void RunCheckpoints::save(const RunProgress& progress, bool best) {
@@ -99,7 +103,7 @@ void RunCheckpoints::save(const RunProgress& progress, bool best) {
 
 void RunCheckpoints::finish() {
   const auto start = Clock::now();
-  under_way_.path = last_path_ = saver_.finish(*store_);
+  under_way_.path = saver_.finish(*store_);
   under_way_.seconds += seconds_since(start);
   saved_(under_way_);
 }

@@ -58,7 +58,7 @@ class SHERD_API RunCheckpoints {
   void abandon();  // what is under way, of this rank alone
   void close();    // the folder goes too where nothing was saved there
 
-  const std::string& last_path() const { return last_path_; }  // of the newest that is complete
+  std::string last_path() const;  // of the newest that is complete; empty where there is none
 
  private:
   std::int64_t every_;
@@ -70,7 +70,6 @@ class SHERD_API RunCheckpoints {
   std::function<void(const Saved&)> saved_;
   Saved under_way_;
   std::int64_t last_step_ = -1;
-  std::string last_path_;
 };
 
 }  // namespace sherd

@@ -276,8 +276,9 @@ class Run {
   bool nothing_learnt() const { return optimizer_->steps_done() == started_at_.optimizer_steps; }
 
   std::string resume_advice() const {
-    if (!checkpoints_ || checkpoints_->last_path().empty()) return {};
-    return fmt::format("; --resume {} goes on from the last checkpoint", checkpoints_->last_path());
+    const std::string last = checkpoints_ ? checkpoints_->last_path() : std::string();
+    if (last.empty()) return {};
+    return fmt::format("; --resume {} goes on from the last checkpoint", last);
   }
 
   // This rank has failed, or heard that another has. What is spread over the ranks is lost.
