@@ -470,7 +470,7 @@ TEST_CASE(
         bytes_of(fmt::format(
             R"({0} {1} --ranks 2 --shard zero3 --epochs 1000000 --keep 2 --checkpoint-async {4} --out {2} >{3}/out 2>{3}/err &
 run=$!
-while ! [ -e {2}/checkpoints/last ]; do sleep 0.02; done
+while kill -0 $run && ! [ -e {2}/checkpoints/last ]; do sleep 0.02; done
 dd if=/dev/zero of={2}/../filler bs=4k >/dev/null 2>&1
 wait $run
 echo "ended $?"

@@ -294,12 +294,13 @@ TEST_CASE("checkpoint: of a large piece no more is read than the blocks that are
   REQUIRE(w.pieces[0].checksums.size() == 3);
   const CheckpointReader reader(folder.path());
   const auto block = static_cast<std::int64_t>(CheckpointIndex::kBlock) / 4;
-  for (const auto& [first, count] : {std::pair<std::int64_t, std::int64_t>{0, 1},
-                                     {block - 1, 2},
-                                     {block, block},
-                                     {2 * block - 3, 1003},
-                                     {numel - 1, 1},
-                                     {0, numel}}) {
+  for (const auto& [from, count] : {std::pair<std::int64_t, std::int64_t>{0, 1},
+                                    {block - 1, 2},
+                                    {block, block},
+                                    {2 * block - 3, 1003},
+                                    {numel - 1, 1},
+                                    {0, numel}}) {
+    const std::int64_t first = from;  // a binding cannot be captured
     CAPTURE(first);
     Bytes some(static_cast<std::size_t>(count) * 4);
     reader.read_bytes(w, first, some);
