@@ -373,6 +373,7 @@ TEST_CASE("checkpoints: inspect says what one holds") {
     CHECK(contains(text, piece));
   }
   CHECK_FALSE(contains(text, "head.weight"));
+  CHECK_FALSE(contains(text, "loss scale"));
   const Output table = sherd_run("inspect checkpoint --tensors " + out);
   CHECK(contains(table, "step            10\n"));
   for (const char* piece : {"\nhead.weight ", "\noptimizer.head.weight.exp_avg_sq ", "[3, 16]"}) {

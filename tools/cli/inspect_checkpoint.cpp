@@ -147,7 +147,7 @@ void print_run(const CheckpointReader& checkpoint) {
   fmt::print("written by      {} rank{} ({}), {} thread{} each; batch size {}, seed {}\n", at.ranks,
              at.ranks == 1 ? "" : "s", at.sharding, at.threads, at.threads == 1 ? "" : "s",
              at.batch_size, at.seed);
-  if (at.step.loss_scale.scale != 1.0 || at.skipped > 0) {
+  if (at.step.loss_scale.scale > 0.0) {
     fmt::print("loss scale      {} ({} steps skipped)\n", at.step.loss_scale.scale, at.skipped);
   }
   if (at.best_accuracy >= 0.0) {

@@ -248,7 +248,9 @@ const std::vector<Setting>& setting_table() {
        "write checkpoints from a copy in the host's memory while training goes on"},
       {"checkpoint.resume", &T::resume,
        "go on from this checkpoint (or the newest of this run), by its settings, which flags "
-       "change; auto: from the newest in OUT, or from the start where there is none"},
+       "change; auto: from the newest in OUT, or, where a run was killed before its first, from "
+       "the "
+       "start by OUT/config.toml"},
   };
   return table;
 }
