@@ -241,16 +241,14 @@ const std::vector<Setting>& setting_table() {
        "epochs between evaluations on the test images; 0: at the end"},
       {"checkpoint.save_every", &T::save_every,
        "steps between checkpoints in OUT/checkpoints, from which --resume goes on; also one where "
-       "an "
-       "evaluation is the best so far, and at the end. 0: none"},
+       "an evaluation is the best so far, and at the end. 0: none"},
       {"checkpoint.keep", &T::keep, "how many of the newest checkpoints stay, beside the best"},
       {"checkpoint.checkpoint_async", &T::checkpoint_async,
        "write checkpoints from a copy in the host's memory while training goes on"},
       {"checkpoint.resume", &T::resume,
        "go on from this checkpoint (or the newest of this run), by its settings, which flags "
        "change; auto: from the newest in OUT, or, where a run was killed before its first, from "
-       "the "
-       "start by OUT/config.toml"},
+       "the start by OUT/config.toml"},
   };
   return table;
 }
