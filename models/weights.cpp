@@ -31,13 +31,25 @@ void save_weights(const Module& model, const std::string& path,
   write_safetensors(path, items, metadata);
 }
 
-WeightsFile::WeightsFile(const std::string& path, const Module& model)
-    : file_(open_tensor_file(path)) {
-  const std::string& prefix = file_->prefix();
+std::vector<std::string> weight_names(const TensorFile& file) {
+  const std::string& prefix = file.prefix();
   std::vector<std::string> names;
-  for (const TensorEntry& entry : file_->entries()) {
-    if (entry.name.starts_with(prefix)) names.push_back(entry.name.substr(prefix.size()));
+  for (const TensorEntry& entry : file.entries()) {
+    if (!entry.name.starts_with(prefix)) continue;
+    if (prefix.empty() && entry.name.starts_with(kOptimizerPrefix)) continue;
+    names.push_back(entry.name.substr(prefix.size()));
   }
+  return names;
+}
+
+WeightsFile::WeightsFile(const std::string& path, const Module& model)
+    : WeightsFile(open_tensor_file(path), model) {}
+
+WeightsFile::WeightsFile(std::unique_ptr<TensorFile> file, const Module& model)
+    : file_(std::move(file)) {
+  const std::string& path = file_->path();
+  const std::string& prefix = file_->prefix();
+  const std::vector<std::string> names = weight_names(*file_);
   if (!prefix.empty()) {
     notes_.push_back(fmt::format("weights under '{}'", prefix.substr(0, prefix.size() - 1)));
   }
@@ -70,6 +82,9 @@ WeightsFile::WeightsFile(const std::string& path, const Module& model)
         "pooling) those of the file?",
         path, name);
     leftover_.push_back(name);
+  }
+  if (!leftover_.empty()) {
+    notes_.push_back(fmt::format("not used: {}", fmt::join(leftover_, ", ")));
   }
 }
 

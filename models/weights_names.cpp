@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 #include <sherd/models/weights_names.h>
+#include <sherd/runtime/error.h>
 
 #include <algorithm>
 #include <array>
@@ -68,6 +69,43 @@ TimmName timm_name(std::string_view name) {
   return {unchanged};
 }
 
+// The first name of each pair with its second in front of `name`; empty where none fits.
+template <std::size_t N>
+std::string their_name(const std::array<Renaming, N>& table, std::string_view name) {
+  for (const auto& [theirs, timm] : table) {
+    std::string_view rest = name;
+    const bool whole = !timm.ends_with('.');
+    if (take_prefix(rest, timm) && (!whole || rest.empty())) {
+      return std::string(theirs) + std::string(rest);
+    }
+  }
+  return {};
+}
+
+void add_targets(const std::string& name, const std::string& prefix,
+                 std::vector<WeightTarget>& targets, std::vector<std::string>* left_over) {
+  std::string_view rest = name;
+  if (take_prefix(rest, "blocks.")) {
+    const std::size_t digits = std::min(rest.find('.'), rest.size());
+    const std::string block = prefix + fmt::format("encoder.layer.{}.", rest.substr(0, digits));
+    rest.remove_prefix(std::min(digits + 1, rest.size()));
+    if (take_prefix(rest, "attn.qkv.")) {
+      for (int part = 0; part < 3; ++part) {
+        const std::string_view theirs = kParts[static_cast<std::size_t>(part)][0];
+        targets.push_back({block + std::string(theirs) + std::string(rest), name, part, 3});
+      }
+      return;
+    }
+    const std::string theirs = their_name(kInside, rest);
+    if (!theirs.empty()) return targets.push_back({block + theirs, name});
+  } else if (const std::string theirs = their_name(kOutside, name); !theirs.empty()) {
+    // The head is no part of what "vit." stands for.
+    return targets.push_back({(name.starts_with("head.") ? "" : prefix) + theirs, name});
+  }
+  if (left_over != nullptr) left_over->push_back(name);
+  targets.push_back({name, name});
+}
+
 bool is_transformers(std::string_view name) {
   return name.find("layernorm_before.") != std::string_view::npos ||
          name.find("embeddings.patch_embeddings.projection.") != std::string_view::npos;
@@ -123,6 +161,20 @@ WeightNames map_weight_names(std::span<const std::string> names) {
   result.notes.push_back(fmt::format(
       "names of transformers mapped to timm's, {} of them joined from q, k and v", whole));
   return result;
+}
+
+std::vector<WeightTarget> transformers_names(std::span<const std::string> names,
+                                             std::vector<std::string>* left_over) {
+  SHERD_CHECK(std::ranges::find(names, "patch_embed.proj.weight") != names.end(),
+              "there is no 'patch_embed.proj.weight', so these are not the weights of a Vision "
+              "Transformer, for which alone transformers' names are known");
+  const bool head =
+      std::ranges::any_of(names, [](const std::string& name) { return name.starts_with("head."); });
+  std::vector<WeightTarget> targets;
+  for (const std::string& name : names) {
+    add_targets(name, head ? "vit." : "", targets, left_over);
+  }
+  return targets;
 }
 
 }  // namespace sherd

@@ -36,6 +36,19 @@ struct WeightNames {
 // Names outside the table stay as they are, as do q, k and v that are not all there.
 SHERD_API WeightNames map_weight_names(std::span<const std::string> names);
 
+// The way back: what transformers call the weights of a model with timm's names. Those of version
+// 4, which are the ones in files; with "vit." in front where the model has a head, as theirs then
+// has.
+struct WeightTarget {
+  std::string name;         // what transformers call it
+  std::string from;         // what timm calls what it is in
+  int part = 0, parts = 1;  // of so many equal ones along the first dimension
+};
+// In the order of `names`. Throws unless they are those of a Vision Transformer; `left_over`, if
+// given, gets those that transformers have no name for, which stay as they are.
+SHERD_API std::vector<WeightTarget> transformers_names(
+    std::span<const std::string> names, std::vector<std::string>* left_over = nullptr);
+
 // Takes "module." (DistributedDataParallel) and "_orig_mod." (torch.compile) away where every name
 // begins so, in any order and number. Returns what was taken away.
 SHERD_API std::string strip_wrapper_prefixes(std::vector<std::string>& names);

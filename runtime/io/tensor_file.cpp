@@ -3,6 +3,7 @@
 #include <sherd/runtime/io/file.h>
 #include <sherd/runtime/io/quote.h>
 #include <sherd/runtime/io/safetensors.h>
+#include <sherd/runtime/io/split_file.h>
 #include <sherd/runtime/io/tensor_file.h>
 #include <sherd/runtime/io/torch_file.h>
 
@@ -71,7 +72,7 @@ class SafetensorsTensorFile : public TensorFile {
 
 }  // namespace
 
-std::unique_ptr<TensorFile> open_tensor_file(const std::string& path) {
+std::unique_ptr<TensorFile> open_single_tensor_file(const std::string& path) {
   const MappedFile file(path);
   // The ninth byte: a safetensors header's brace, whatever its length looks like.
   constexpr std::size_t kBrace = 8;
@@ -79,6 +80,16 @@ std::unique_ptr<TensorFile> open_tensor_file(const std::string& path) {
   const bool brace = bytes.size() > kBrace && bytes[kBrace] == '{';
   if (!brace && is_torch_file(bytes, path)) return open_torch_file(path);
   return std::make_unique<SafetensorsTensorFile>(path);
+}
+
+std::unique_ptr<TensorFile> open_tensor_file(const std::string& path) {
+  const MappedFile file(path);
+  // JSON, or the length of a safetensors header? No header is so long that its highest byte says
+  // anything.
+  constexpr std::size_t kHighest = 7;
+  const auto bytes = file.bytes();
+  const bool json = bytes.size() > kHighest && bytes[0] == '{' && bytes[kHighest] != 0;
+  return json ? open_split_file(path) : open_single_tensor_file(path);
 }
 
 }  // namespace sherd

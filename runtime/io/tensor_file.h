@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Named tensors in a file, whatever its format: safetensors, or PyTorch's .pt, .pth and .bin (see
-// torch_file.h), told apart by the file's first bytes.
+// Named tensors in a file, whatever its format: safetensors, PyTorch's .pt, .pth and .bin (see
+// torch_file.h), or the index of either split into several files (split_file.h), told apart by the
+// file's first bytes.
 //
 //   const std::unique_ptr<TensorFile> file = open_tensor_file(path);
 //   const TensorEntry* entry = file->find("cls_token");
@@ -72,5 +73,11 @@ class SHERD_API TensorFile {
 };
 
 SHERD_API std::unique_ptr<TensorFile> open_tensor_file(const std::string& path);
+// The same for a file that must have the tensors itself: no index.
+SHERD_API std::unique_ptr<TensorFile> open_single_tensor_file(const std::string& path);
+
+// Where files hold an optimizer's state beside weights it is called optimizer.NAME.STATE, NAME
+// being that of the weight, and STATE "exp_avg" or such; this is the beginning.
+constexpr std::string_view kOptimizerPrefix = "optimizer.";
 
 }  // namespace sherd

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.h"
 
+#include <sherd/comm/checkpoint/store.h>
 #include <sherd/tools/trainer/evaluate.h>
 #include <sherd/tools/trainer/golden.h>
 #include <sherd/tools/trainer/train.h>
@@ -20,10 +21,13 @@ TrainSettings settings_of(const std::string& run, const SettingFlags& flags) {
       "{}: not the folder of a run (it has no config.toml); for a weights file use --weights "
       "FILE and the model's settings",
       run);
-  SHERD_CHECK(flags.gives("model.weights") || std::filesystem::exists(folder / "model.safetensors"),
-              "{}: has no model.safetensors; the run did not finish", run);
   TrainSettings settings = flags.resolve((folder / "config.toml").string());
-  if (!flags.gives("model.weights")) settings.weights = (folder / "model.safetensors").string();
+  if (flags.gives("model.weights")) return settings;
+  const std::filesystem::path weights = folder / "model.safetensors";
+  const bool ended = std::filesystem::exists(weights);
+  SHERD_CHECK(ended || !find_checkpoints((folder / "checkpoints").string()).empty(),
+              "{}: has no model.safetensors and no checkpoint; the run did not finish", run);
+  settings.weights = ended ? weights.string() : run;  // the newest checkpoint's
   return settings;
 }
 
@@ -44,7 +48,7 @@ int evaluate_command(TrainSettings settings, const LogitsOptions& logits) {
   const std::unique_ptr<Communicator> alone = make_self_communicator();
   ShardingEngine engine(model, context, *alone, training_precision(settings),
                         {.policy = ShardingPolicy::none});
-  make_weights(settings, model, engine);
+  const std::vector<std::string> notes = make_weights(settings, model, engine);
   ProgressLine line;
   const std::int64_t batch = std::min(settings.batch_size, data.test->size());
   InputBuffers inputs(context, *data.test, batch, engine.precision().master);
@@ -57,7 +61,9 @@ int evaluate_command(TrainSettings settings, const LogitsOptions& logits) {
                  return true;
                });
   line.clear();
-  fmt::print("weights         {}\ndata            {}\n", settings.weights, data.test->name());
+  fmt::print("weights         {}\n", settings.weights);
+  for (const std::string& note : notes) fmt::print("                {}\n", note);
+  fmt::print("data            {}\n", data.test->name());
   fmt::print("top-1           {:.2f}% ({} of {})\n", 100.0 * result.accuracy(),
              group_digits(result.correct), group_digits(result.samples));
   fmt::print("loss            {:.6f}\n", result.loss);
@@ -84,7 +90,9 @@ Command add_eval(CLI::App& parent) {
       "  sherd eval --weights FILE --dataset mnist --data-dir DIR --patch 4 --depth 6 ...\n"
       "  sherd eval ... --logits FILE        also compare logits with those of another program\n");
   auto run = std::make_shared<std::string>();
-  app->add_option("run", *run, "folder of a run; its config.toml and model.safetensors are used")
+  app->add_option("run", *run,
+                  "folder of a run: its config.toml, and its model.safetensors or else its newest "
+                  "checkpoint")
       ->type_name("RUN");
   auto logits = std::make_shared<LogitsOptions>();
   CLI::Option* path =

@@ -2,12 +2,13 @@
 #include "command.h"
 
 #include <sherd/models/vit.h>
+#include <sherd/models/weights.h>
 #include <sherd/models/weights_names.h>
 #include <sherd/runtime/io/quote.h>
-#include <sherd/runtime/io/tensor_file.h>
 #include <sherd/runtime/ledger.h>
 #include <sherd/tools/trainer/plan.h>
 #include <sherd/tools/trainer/ranks.h>
+#include <sherd/tools/trainer/weights_source.h>
 
 #include <algorithm>
 
@@ -51,18 +52,15 @@ int inspect_model(const std::string& name, std::int64_t classes) {
 }
 
 int inspect_weights(const std::string& path) {
-  const std::unique_ptr<TensorFile> file = open_tensor_file(path);
+  const std::unique_ptr<TensorFile> file = open_weights(path);
   std::int64_t elements = 0, bytes = 0;
   std::size_t width = 4, type_width = 5;
   std::vector<const TensorEntry*> sorted;
-  std::vector<std::string> weights;  // of a model; the rest may be an optimizer's
+  const std::vector<std::string> weights = weight_names(*file);  // the rest may be an optimizer's
   for (const TensorEntry& entry : file->entries()) {
     width = std::max(width, quote(entry.name).size() - 2);
     type_width = std::max(type_width, entry.type.size());
     sorted.push_back(&entry);
-    if (entry.name.starts_with(file->prefix())) {
-      weights.push_back(entry.name.substr(file->prefix().size()));
-    }
   }
   std::ranges::sort(sorted, {}, [](const TensorEntry* entry) { return entry->name; });
   for (const TensorEntry* entry : sorted) {
@@ -75,11 +73,13 @@ int inspect_weights(const std::string& path) {
     if (__builtin_add_overflow(elements, entry->numel, &elements)) elements = INT64_MAX;
     if (__builtin_add_overflow(bytes, own, &bytes)) bytes = INT64_MAX;
   }
-  fmt::print("\n{}: {} tensors, {} elements, {}, {}\n", path, file->entries().size(),
+  fmt::print("\n{}: {} tensors, {} elements, {}, {}\n", file->path(), file->entries().size(),
              group_digits(elements), format_bytes(bytes), file->format());
   if (!file->prefix().empty()) {
     fmt::print("a model's weights: the {} under '{}'\n", weights.size(),
                file->prefix().substr(0, file->prefix().size() - 1));
+  } else if (weights.size() < file->entries().size()) {
+    fmt::print("a model's weights: {}; the rest is an optimizer's state\n", weights.size());
   }
   for (const std::string& note : map_weight_names(weights).notes) {
     fmt::print("for a model: {}\n", note);
@@ -130,9 +130,12 @@ Command add_inspect(CLI::App& parent) {
   model->add_option("--classes", state->classes, "classes of the head [1000]")->type_name("INT");
   CLI::App* weights = app->add_subcommand(
       "weights",
-      "Every tensor of a file, without running any of it: safetensors, or PyTorch's .pt, .pth, "
-      ".bin.\n");
-  weights->add_option("file", state->weights, "a safetensors or PyTorch file")->type_name("FILE");
+      "Every tensor of a file, without running any of it: safetensors, PyTorch's .pt, .pth, .bin,\n"
+      "split files, a checkpoint.\n\n"
+      "  sherd inspect weights model.safetensors\n"
+      "  sherd inspect weights model.safetensors.index.json      or the directory that has it\n"
+      "  sherd inspect weights runs/NAME                         its newest checkpoint\n");
+  weights->add_option("file", state->weights, "a file, or a directory of files")->type_name("PATH");
   CLI::App* events = app->add_subcommand(
       "events",
       "What the sharding engine does in one training step, in order, planned on the meta device:\n"
@@ -150,7 +153,8 @@ Command add_inspect(CLI::App& parent) {
             if (events->parsed()) return inspect_events(flags.resolve({}));
             if (model->parsed()) return inspect_model(state->model, state->classes);
             SHERD_CHECK(!state->weights.empty(),
-                        "inspect weights: give a safetensors or PyTorch file");
+                        "inspect weights: give a safetensors or PyTorch file, split files, or a "
+                        "checkpoint");
             return inspect_weights(state->weights);
           }};
 }

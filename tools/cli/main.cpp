@@ -60,6 +60,7 @@ int run(int argc, char** argv) {
       "  sherd inspect model                 the model names, and the parameters of one\n"
       "  sherd inspect checkpoint RUN        what its newest checkpoint holds, --verify checks it\n"
       "  sherd inspect events --ranks 4      what a sharded step does, in order\n"
+      "  sherd convert SOURCE DEST           weights from one format to another\n"
       "  sherd bench step                    speed of a training step on this machine\n"
       "  sherd bench kernels                 speed of each kernel beside what the device can do\n"
       "  sherd bench comm                    speed of what ranks say to each other\n"
@@ -67,7 +68,7 @@ int run(int argc, char** argv) {
   app.name("sherd");
   app.set_version_flag("--version", "sherd " + version() + " (" + build_description() + ")");
   const cli::Command commands[] = {cli::add_train(app), cli::add_eval(app), cli::add_inspect(app),
-                                   cli::add_bench(app)};
+                                   cli::add_convert(app), cli::add_bench(app)};
   allow_unknown_words(&app);
   try {
     app.parse(argc, argv);

@@ -37,6 +37,7 @@ class Reporter final : public TrainObserver {
                group_digits(info.test_images), info.epochs, info.steps_per_epoch);
     fmt::print("{}; {} thread{} a rank; {}\n", info.sharding, info.threads,
                info.threads == 1 ? "" : "s", info.precision);
+    for (const std::string& note : info.weights_notes) fmt::print("--weights: {}\n", note);
     if (!info.resumed_from.empty()) {
       fmt::print("goes on from {} after {} steps\n", info.resumed_from,
                  group_digits(info.resumed_steps));
@@ -138,11 +139,15 @@ TrainSettings resolve_resumed(const SettingFlags& flags) {
   const std::optional<ResumePoint> point =
       find_resume_point(flags.value("checkpoint.resume"), flags.value("run.out"));
   if (!point) return flags.resolve(std::nullopt);
-  const std::filesystem::path folder = point->checkpoint.empty() ? point->out : point->checkpoint;
+  const bool starts = point->checkpoint.empty();
+  const std::filesystem::path folder = starts ? point->out : point->checkpoint;
   const std::string config = (folder / "config.toml").string();
-  if (point->checkpoint.empty() && !std::filesystem::exists(config)) {
-    return flags.resolve(std::nullopt);
-  }
+  const bool there = std::filesystem::exists(config);
+  if (starts && !there) return flags.resolve(std::nullopt);
+  SHERD_CHECK(there,
+              "--resume {}: '{}' has weights but no run to go on from (no config.toml); start a new "
+              "run from them by --weights {}",
+              flags.value("checkpoint.resume"), point->checkpoint, point->checkpoint);
   Assignments file = read_toml_settings(config);
   if (under_launcher()) {
     std::erase_if(file, [](const auto& setting) { return setting.first == "sharding.ranks"; });

@@ -5,6 +5,7 @@
 #include <sherd/models/weights.h>
 #include <sherd/runtime/cuda/device.h>
 #include <sherd/runtime/host_bytes.h>
+#include <sherd/tools/trainer/weights_source.h>
 
 #include <charconv>
 #include <functional>
@@ -101,15 +102,22 @@ Precision training_precision(const TrainSettings& settings) {
   return precision;
 }
 
-void make_weights(const TrainSettings& settings, const Module& model, ShardingEngine& engine) {
+std::vector<std::string> make_weights(const TrainSettings& settings, const Module& model,
+                                      ShardingEngine& engine) {
   if (settings.weights.empty()) {
     engine.initialize();
-    return;
+    return {};
   }
-  const WeightsFile file(settings.weights, model);
+  const WeightsFile file(open_weights(settings.weights), model);
   engine.fill_shards([&](const Parameter& parameter, std::int64_t first, const Tensor& elements) {
     file.read(parameter, first, elements);
   });
+  std::vector<std::string> notes;
+  if (file.file().path() != settings.weights) {
+    notes.push_back(fmt::format("taken from {}", file.file().path()));
+  }
+  notes.insert(notes.end(), file.notes().begin(), file.notes().end());
+  return notes;
 }
 
 std::map<std::string, std::string> weights_metadata() {

@@ -12,6 +12,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <vector>
 
 namespace sherd {
 
@@ -28,9 +29,11 @@ SHERD_API std::optional<LossScaleSettings> loss_scale_settings(const TrainSettin
 SHERD_API bool offloads_activations(const TrainSettings& settings);
 // What of the model runs again; --recompute auto must have been decided (chosen_recompute).
 SHERD_API void apply_recompute(const TrainSettings& settings, VisionTransformer& model);
-// Fills the elements this rank keeps: from settings.weights, or by the initialisers.
-SHERD_API void make_weights(const TrainSettings& settings, const Module& model,
-                            ShardingEngine& engine);
+// Fills the elements this rank keeps: from settings.weights (see open_weights), or by the
+// initialisers. Returns where they were found, if not at that very path, and what
+// WeightsFile::notes() says.
+SHERD_API std::vector<std::string> make_weights(const TrainSettings& settings, const Module& model,
+                                                ShardingEngine& engine);
 // Of every file of weights that a run writes.
 SHERD_API std::map<std::string, std::string> weights_metadata();
 // Writes all weights to one file, through rank 0; there returns what went wrong. All ranks

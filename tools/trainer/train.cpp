@@ -125,7 +125,7 @@ class Run {
       check_checkpoint(*from, model_, optimizer_.get());
       load_weights(*from, engine_);
     } else {
-      make_weights(settings_, model_, engine_);
+      info_.weights_notes = make_weights(settings_, model_, engine_);
     }
     step_ = std::make_unique<TrainingStep>(context_, model_, engine_, *optimizer_,
                                            step_settings(settings_, schedule));

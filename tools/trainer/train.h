@@ -12,6 +12,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 namespace sherd {
 
@@ -24,7 +25,8 @@ struct RunInfo {
   std::string sharding;      // "4 ranks as threads, zero3"
   std::string precision;     // see describe(Precision)
   bool scales_loss = false;  // something is in fp16: steps may overflow and be skipped
-  std::string resumed_from;  // a checkpoint, or empty
+  std::vector<std::string> weights_notes;  // of --weights, see make_weights
+  std::string resumed_from;                // a checkpoint, or empty
   std::int64_t resumed_steps = 0;
 };
 
