@@ -23,24 +23,15 @@ constexpr std::string_view kMetadata = ".metadata";
 constexpr std::size_t kMostBoxes = 4096;  // of a tensor: they are compared pairwise
 
 #define SHERD_DCP "torch.distributed.checkpoint.metadata."
-constexpr auto kCallables = std::to_array<std::string_view>({
-    SHERD_DCP "Metadata",
-    SHERD_DCP "MetadataIndex",
-    SHERD_DCP "StorageMeta",
-    SHERD_DCP "TensorStorageMetadata",
-    SHERD_DCP "BytesStorageMetadata",
-    SHERD_DCP "TensorProperties",
-    SHERD_DCP "ChunkStorageMetadata",
-    SHERD_DCP "_MEM_FORMAT_ENCODING",
-    "torch.distributed.checkpoint.filesystem._StorageInfo",
-    "torch.serialization._get_layout",
-    "torch.Size",
-    "pathlib.PosixPath",
-    "pathlib.WindowsPath",
-    "pathlib.PurePosixPath",
-    "pathlib._local.PosixPath",
-    "pathlib._local.WindowsPath",
-});
+constexpr auto kObjects = std::to_array<std::string_view>(
+    {SHERD_DCP "Metadata", SHERD_DCP "MetadataIndex", SHERD_DCP "StorageMeta",
+     SHERD_DCP "TensorStorageMetadata", SHERD_DCP "BytesStorageMetadata",
+     SHERD_DCP "TensorProperties", SHERD_DCP "ChunkStorageMetadata",
+     "torch.distributed.checkpoint.filesystem._StorageInfo"});
+constexpr auto kCallables = std::to_array<std::string_view>(
+    {SHERD_DCP "_MEM_FORMAT_ENCODING", "torch.serialization._get_layout", "torch.Size",
+     "pathlib.PosixPath", "pathlib.WindowsPath", "pathlib.PurePosixPath",
+     "pathlib._local.PosixPath", "pathlib._local.WindowsPath"});
 constexpr std::string_view kAdvice =
     "only what torch.distributed.checkpoint.save itself writes is read";
 
@@ -267,10 +258,11 @@ class TorchDistributedFile : public TensorFile {
     format_ = "PyTorch, distributed";
     const std::string metadata = (fs::path(directory) / kMetadata).string();
     const MappedFile file(metadata);
-    const auto callables = names(torch_callables());
-    const PickleTree tree =
-        read_pickle(file.bytes(), metadata,
-                    {.callable = callables, .constant = torch_constants(), .advice = kAdvice});
+    const PickleTree tree = read_pickle(file.bytes(), metadata,
+                                        {.callable = kCallables,
+                                         .constant = torch_constants(),
+                                         .objects = kObjects,
+                                         .advice = kAdvice});
     std::vector<Described> tensors = MetadataReader(tree, metadata).read();
     prefix_ = model_prefix(tensors);
     rename_states(tensors);
@@ -297,12 +289,6 @@ class TorchDistributedFile : public TensorFile {
     std::unique_ptr<TorchArchive> archive;
     const TorchTensor& tensor() const { return archive->tensors()[0]; }
   };
-
-  static std::vector<std::string_view> names(std::span<const std::string_view> more) {
-    std::vector<std::string_view> all(kCallables.begin(), kCallables.end());
-    all.insert(all.end(), more.begin(), more.end());
-    return all;
-  }
 
   void rename_states(std::vector<Described>& tensors) const {
     std::map<std::string, Indices> dims;

@@ -242,7 +242,7 @@ class Machine {
       return std::ranges::find(list, whole) != list.end();
     };
     if (!among(kCallable) && !among(kConstant) && !among(names_.callable) &&
-        !among(names_.constant)) {
+        !among(names_.constant) && !among(names_.objects)) {
       refuse(module, name);
     }
     push_new(PickleGlobal{module, name});
@@ -259,9 +259,12 @@ class Machine {
     const auto among = [&](const auto& list) {
       return std::ranges::find(list, name) != list.end();
     };
-    check(among(kCallable) || among(names_.callable), "it calls {}, which is not a function", name);
     if (only_new) {
-      check(name == "argparse.Namespace", "it makes a bare {}, expected the usual call", name);
+      check(name == "argparse.Namespace" || among(names_.objects),
+            "it makes a bare {}, expected the usual call", name);
+    } else {
+      check(among(kCallable) || among(names_.callable), "it calls {}, which is not a function",
+            name);
     }
     if (name == "collections.defaultdict") return push_new(PickleDict{});
     if (name == "collections.OrderedDict") {

@@ -85,7 +85,8 @@ SHERD_API std::string_view kind_of(const PickleValue& value);  // "a list"
 struct PickleNames {
   std::span<const std::string_view> callable;
   std::span<const std::string_view> constant;
-  std::string_view advice;  // ends the error about any other name
+  std::span<const std::string_view> objects = {};  // made bare; then their attributes are set
+  std::string_view advice;                         // ends the error about any other name
 };
 
 constexpr std::size_t kMaxPickle = std::size_t{32} << 20;  // bytes of the longest that is read

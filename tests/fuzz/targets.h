@@ -17,6 +17,9 @@ void torch_file(const std::uint8_t* data, std::size_t size);    // a zip archive
 void torch_pickle(const std::uint8_t* data, std::size_t size);  // its pickle, in a sound archive
 void safetensors(const std::uint8_t* data, std::size_t size);
 void idx(const std::uint8_t* data, std::size_t size);
+void checkpoint_index(const std::uint8_t* data, std::size_t size);   // of a sharded checkpoint
+void split_index(const std::uint8_t* data, std::size_t size);        // model.safetensors.index.json
+void torch_distributed(const std::uint8_t* data, std::size_t size);  // .metadata of PyTorch's DCP
 
 template <typename Action>
 void expect_errors_only(Action&& action) {

@@ -11,13 +11,18 @@ namespace fs = std::filesystem;
 
 TEST_CASE("fuzz: every target over its corpus") {
   using Target = void (*)(const std::uint8_t*, std::size_t);
-  const std::pair<const char*, Target> targets[]{{"torch_file", sherd::fuzz::torch_file},
-                                                 {"torch_pickle", sherd::fuzz::torch_pickle},
-                                                 {"safetensors", sherd::fuzz::safetensors},
-                                                 {"idx", sherd::fuzz::idx}};
+  const std::pair<const char*, Target> targets[]{
+      {"torch_file", sherd::fuzz::torch_file},
+      {"torch_pickle", sherd::fuzz::torch_pickle},
+      {"safetensors", sherd::fuzz::safetensors},
+      {"idx", sherd::fuzz::idx},
+      {"checkpoint_index", sherd::fuzz::checkpoint_index},
+      {"split_index", sherd::fuzz::split_index},
+      {"torch_distributed", sherd::fuzz::torch_distributed}};
   for (const auto& [name, target] : targets) {
     int files = 0;
-    for (const auto& entry : fs::directory_iterator(fs::path(SHERD_TEST_DATA) / "fuzz/corpus" / name)) {
+    for (const auto& entry :
+         fs::directory_iterator(fs::path(SHERD_TEST_DATA) / "fuzz/corpus" / name)) {
       CAPTURE(entry.path().string());
       const auto bytes = sherd::read_file(entry.path().string());
       CHECK_NOTHROW(target(bytes.data(), bytes.size()));
