@@ -20,10 +20,6 @@ constexpr std::string_view kAdvice =
     "only tensors and plain containers are read. Save model.state_dict() with torch.save, or as "
     "safetensors, instead";
 
-PickleNames torch_names() {
-  return {.callable = torch_callables(), .constant = torch_constants(), .advice = kAdvice};
-}
-
 // Where data.pkl lies: in the archive's one folder.
 std::string find_folder(const ZipArchive& zip) {
   for (const ZipEntry& entry : zip.entries()) {
@@ -53,15 +49,22 @@ std::string plain_text(const PickleValue& value) {
 
 }  // namespace
 
-TorchArchive::TorchArchive(std::span<const std::uint8_t> file, const std::string& path) {
+TorchArchive::TorchArchive(std::span<const std::uint8_t> file, const std::string& path,
+                           std::span<const std::string_view> classes) {
+  const auto known = torch_callables();
+  std::vector<std::string_view> callable(known.begin(), known.end());
+  callable.insert(callable.end(), classes.begin(), classes.end());
+  const PickleNames names{
+      .callable = callable, .constant = torch_constants(), .objects = classes, .advice = kAdvice};
   if (is_legacy_torch_file(file)) {
-    read_legacy(file, path);
+    read_legacy(file, path, names);
   } else {
-    read_zip(file, path);
+    read_zip(file, path, names);
   }
 }
 
-void TorchArchive::read_zip(std::span<const std::uint8_t> file, const std::string& path) {
+void TorchArchive::read_zip(std::span<const std::uint8_t> file, const std::string& path,
+                            const PickleNames& names) {
   const ZipArchive zip(file, path);
   const std::string folder = find_folder(zip);
   if (const ZipEntry* byteorder = zip.find(folder + "byteorder")) {
@@ -78,7 +81,7 @@ void TorchArchive::read_zip(std::span<const std::uint8_t> file, const std::strin
   // small file must not cost much memory.
   constexpr std::uint64_t kMaxInflated = std::uint64_t{4} << 20;
   const auto pickle = zip.read(entry, entry.deflated ? kMaxInflated : kMaxPickle, inflated_);
-  tree_ = read_pickle(pickle, path, torch_names());
+  tree_ = read_pickle(pickle, path, names);
   SHERD_CHECK(tree_.used == pickle.size(), "'{}': {} bytes follow its pickle's end", path,
               pickle.size() - tree_.used);
   TorchListing listing(path, tree_, [&](std::string_view key) -> FoundStorage {
@@ -89,8 +92,9 @@ void TorchArchive::read_zip(std::span<const std::uint8_t> file, const std::strin
   state_dict_ = listing.state_dict();
 }
 
-void TorchArchive::read_legacy(std::span<const std::uint8_t> file, const std::string& path) {
-  LegacyTorchFile parts = read_legacy_torch_file(file, path, torch_names());
+void TorchArchive::read_legacy(std::span<const std::uint8_t> file, const std::string& path,
+                               const PickleNames& names) {
+  LegacyTorchFile parts = read_legacy_torch_file(file, path, names);
   tree_ = std::move(parts.tree);
   TorchListing listing(path, tree_, [&](std::string_view key) -> FoundStorage {
     const auto found = parts.storages.find(key);

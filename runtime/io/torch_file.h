@@ -44,7 +44,9 @@ SHERD_API void copy_elements(const TorchTensor& tensor, std::uint64_t first, std
 // A file in memory; `file` outlives this, `path` only serves messages.
 class SHERD_API TorchArchive {
  public:
-  TorchArchive(std::span<const std::uint8_t> file, const std::string& path);
+  // `classes`: names that the pickle may have besides, of objects whose parts are looked at alone.
+  TorchArchive(std::span<const std::uint8_t> file, const std::string& path,
+               std::span<const std::string_view> classes = {});
   TorchArchive(const TorchArchive&) = delete;  // what it lists may point into itself
   TorchArchive& operator=(const TorchArchive&) = delete;
 
@@ -60,8 +62,10 @@ class SHERD_API TorchArchive {
   std::map<std::string, std::string> plain_values() const;
 
  private:
-  void read_zip(std::span<const std::uint8_t> file, const std::string& path);
-  void read_legacy(std::span<const std::uint8_t> file, const std::string& path);
+  void read_zip(std::span<const std::uint8_t> file, const std::string& path,
+                const PickleNames& names);
+  void read_legacy(std::span<const std::uint8_t> file, const std::string& path,
+                   const PickleNames& names);
 
   std::vector<std::uint8_t> inflated_;  // the pickle, where it is compressed
   PickleTree tree_;

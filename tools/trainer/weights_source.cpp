@@ -6,6 +6,7 @@
 #include <sherd/runtime/error.h>
 #include <sherd/runtime/io/split_file.h>
 #include <sherd/runtime/io/torch_distributed.h>
+#include <sherd/runtime/io/torch_zero.h>
 
 #include <filesystem>
 
@@ -34,6 +35,7 @@ std::unique_ptr<TensorFile> open_weights(const std::string& path) {
     return open_split_file(index);
   }
   if (is_torch_distributed(path)) return open_torch_distributed(path);
+  if (const std::string zero = find_torch_zero(path); !zero.empty()) return open_torch_zero(zero);
   for (const char* name : {"model.safetensors", "pytorch_model.bin"}) {
     if (fs::exists(directory / name, error)) return open_tensor_file((directory / name).string());
   }
@@ -41,7 +43,7 @@ std::unique_ptr<TensorFile> open_weights(const std::string& path) {
       "'{}' is a directory without weights: expected a sharded checkpoint or a run with one "
       "(index.json), split files (model.safetensors.index.json), one of "
       "torch.distributed.checkpoint "
-      "(.metadata), or model.safetensors",
+      "(.metadata) or of DeepSpeed (latest, *_optim_states.pt), or model.safetensors",
       path);
 }
 

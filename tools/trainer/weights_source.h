@@ -13,6 +13,7 @@ namespace sherd {
 //   a sharded checkpoint (index.json), or the newest of a run (RUN, RUN/checkpoints);
 //   split files (model.safetensors.index.json, pytorch_model.bin.index.json);
 //   a checkpoint of torch.distributed.checkpoint (.metadata);
+//   one of DeepSpeed's ZeRO (*_optim_states.pt, or `latest`, which names such a directory);
 //   model.safetensors, or pytorch_model.bin.
 SHERD_API std::unique_ptr<TensorFile> open_weights(const std::string& path);
 
