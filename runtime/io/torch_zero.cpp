@@ -10,6 +10,7 @@
 #include <charconv>
 #include <filesystem>
 #include <map>
+#include <set>
 #include <utility>
 
 namespace sherd {
@@ -389,11 +390,25 @@ class ZeroFile : public TensorFile {
         const auto* source = tree.get<std::string_view>(of);
         check(name != nullptr && source != nullptr, "'shared_params' has no names");
         const auto found = std::ranges::find(entries_, *source, &TensorEntry::name);
-        if (found == entries_.end()) continue;
+        const bool there = std::ranges::find(entries_, *name, &TensorEntry::name) != entries_.end();
+        if (found == entries_.end() || there) continue;
         TensorEntry entry = *found;
         entry.name = std::string(*name);
         runs_.push_back(runs_[static_cast<std::size_t>(found - entries_.begin())]);
         entries_.push_back(std::move(entry));
+      }
+    }
+    // Of stages 1 and 2 the model's state has every weight, in the type it computes with. Stage 1
+    // says nothing of frozen ones elsewhere.
+    if (stage != 3) {
+      constexpr std::string_view kModule = "module.";
+      std::set<std::string> known;
+      for (const TensorEntry& entry : entries_) known.insert(entry.name);
+      for (const TorchTensor& tensor : models_[0]->archive.tensors()) {
+        if (!tensor.name.starts_with(kModule)) continue;
+        const std::string name = tensor.name.substr(kModule.size());
+        if (!known.insert(name).second || !tensor.dtype) continue;
+        add({name, tensor.shape, tensor.numel}, "", {{&tensor, 0, tensor.numel}}, tensor);
       }
     }
   }
