@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <doctest/doctest.h>
+#include <sherd/runtime/io/file.h>
 #include <sherd/runtime/io/safetensors.h>
 #include <sherd/runtime/philox.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -315,4 +317,41 @@ TEST_CASE("safetensors: damaged headers are refused or read, never worse") {
   }
   CHECK(accepted > 0);  // some edits only touch a name
   CHECK(accepted < 10'000);
+}
+
+// Of tests/golden/check_safetensors.py, which checks that the library loads both files.
+TEST_CASE("safetensors: a file of the library, and the bytes that it is known to load") {
+  const std::string golden = std::string(SHERD_TEST_DATA) + "/golden/safetensors/";
+  const SafetensorsFile file = SafetensorsFile::open(golden + "python.safetensors");
+  CHECK(file.entries().size() == 10);
+  const auto has = [&](const char* name, DType dtype, const Shape& shape, const auto& values) {
+    const std::string text = name;
+    CAPTURE(text);
+    const SafetensorsEntry* entry = file.find(text);
+    REQUIRE(entry != nullptr);
+    CHECK(entry->dtype == dtype);
+    CHECK(entry->shape == shape);
+    CHECK(std::ranges::equal(file.bytes(*entry), raw(values)));
+  };
+  const auto third = [](double value) { return value / 3; };
+  constexpr float kInfinity = std::numeric_limits<float>::infinity();
+  has("f64", DType::f64, Shape{2, 3},
+      std::vector<double>{third(0), third(1), third(2), third(3), third(4), third(5)});
+  has("f32", DType::f32, Shape{4}, std::vector<float>{1.5f, -0.0f, kInfinity, -kInfinity});
+  has("f16", DType::f16, Shape{1, 2}, std::vector<f16>{f16(0.1f), f16(65504.0f)});
+  has("i64", DType::i64, Shape{2}, std::vector<std::int64_t>{-1, std::int64_t{1} << 40});
+  has("i32", DType::i32, Shape{2, 1}, std::vector<std::int32_t>{7, -8});
+  has("u8", DType::u8, Shape{5}, std::vector<std::uint8_t>{0, 1, 2, 3, 4});
+  has("scalar", DType::f64, Shape{}, std::vector<double>{2.5});
+  has("empty", DType::f32, Shape{0, 4}, std::vector<float>{});
+  has("a \"quoted\" \\ name", DType::f32, Shape{1}, std::vector<float>{1.0f});
+  has("größe", DType::f64, Shape{2}, std::vector<double>{0.0, 0.0});
+
+  const TempDirectory folder;
+  std::vector<SafetensorsItem> items;
+  for (const SafetensorsEntry& entry : file.entries()) {
+    items.push_back({entry.name, entry.dtype, entry.shape, file.bytes(entry)});
+  }
+  write_safetensors(folder.path("again"), items, {{"format", "pt"}, {"note", "ä\n"}});
+  CHECK(read_file(folder.path("again")) == read_file(golden + "sherd.safetensors"));
 }
