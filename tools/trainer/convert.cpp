@@ -161,6 +161,8 @@ class Conversion {
   }
 
   std::size_t write_safetensors(const std::string& path) {
+    const fs::path above = fs::path(path).parent_path();
+    if (!above.empty()) make_directories(above.string());
     write_file(path, 0, tensors_.size(), [&] {
       SHERD_CHECK(is_free(path), "'{}' is there now, and was not before; nothing was written",
                   path);
@@ -210,6 +212,7 @@ class Conversion {
 
  private:
   void advance(std::uint64_t bytes) {
+    if (bytes == 0) return;
     done_ += bytes;
     SHERD_CHECK(!progress_ || progress_(done_, all_), "stopped; nothing was written");
   }

@@ -147,8 +147,7 @@ ConvertedWeights plan_conversion(const TensorFile& source, WeightNaming naming,
   }
   result.notes = std::move(mapped.notes);
   if (!source.prefix().empty()) {
-    result.notes.push_back(fmt::format("of '{}' the {} tensors under '{}' alone", source.path(),
-                                       names.size(),
+    result.notes.push_back(fmt::format("the weights are the {} tensors under '{}'", names.size(),
                                        source.prefix().substr(0, source.prefix().size() - 1)));
   }
   std::vector<WeightTarget> targets;
@@ -157,7 +156,8 @@ ConvertedWeights plan_conversion(const TensorFile& source, WeightNaming naming,
   if (naming == WeightNaming::transformers) {
     std::vector<std::string> left_over;
     targets = transformers_names(timm, &left_over);
-    result.notes.emplace_back("names of transformers, q, k and v apart");
+    result.notes.emplace_back(
+        "names of transformers, q, k and v apart; it wants the model's config.json beside them");
     if (!left_over.empty()) {
       result.notes.push_back(
           fmt::format("transformers have no name for: {}", fmt::join(left_over, ", ")));
