@@ -20,6 +20,7 @@ void idx(const std::uint8_t* data, std::size_t size);
 void checkpoint_index(const std::uint8_t* data, std::size_t size);   // of a sharded checkpoint
 void split_index(const std::uint8_t* data, std::size_t size);        // model.safetensors.index.json
 void torch_distributed(const std::uint8_t* data, std::size_t size);  // .metadata of PyTorch's DCP
+void torch_zero(const std::uint8_t* data, std::size_t size);         // of DeepSpeed's ZeRO
 
 template <typename Action>
 void expect_errors_only(Action&& action) {

@@ -18,7 +18,8 @@ TEST_CASE("fuzz: every target over its corpus") {
       {"idx", sherd::fuzz::idx},
       {"checkpoint_index", sherd::fuzz::checkpoint_index},
       {"split_index", sherd::fuzz::split_index},
-      {"torch_distributed", sherd::fuzz::torch_distributed}};
+      {"torch_distributed", sherd::fuzz::torch_distributed},
+      {"torch_zero", sherd::fuzz::torch_zero}};
   for (const auto& [name, target] : targets) {
     int files = 0;
     for (const auto& entry :

@@ -51,7 +51,9 @@ TEST_CASE("torch zero: each stage as DeepSpeed itself puts it together") {
     // Its script leaves the frozen weight of stage 1 out.
     CHECK(expected.size() == (stage == 1 ? 6 : 7));
     CHECK(file->entries().size() == 7 + 2 * 4);
-    for (const auto& [name, weight] : expected.items()) {
+    for (const auto& item : expected.items()) {
+      const std::string name = item.key();
+      const auto& weight = item.value();
       CAPTURE(name);
       const TensorEntry* entry = file->find(name);
       REQUIRE(entry != nullptr);
