@@ -48,9 +48,12 @@ Command add_convert(CLI::App& parent) {
   CLI::App* app = parent.add_subcommand(
       "convert",
       "Weights from one format to another, tensor by tensor, so that a large model needs little\n"
-      "memory. SOURCE is any of: a run or a checkpoint of it, safetensors, split files (their\n"
-      "directory or model.safetensors.index.json), PyTorch's .pt, .pth, .bin. Nothing that is\n"
-      "there is overwritten, and nothing half done is left.\n\n"
+      "memory. Nothing that is there is overwritten, and nothing half done is left. SOURCE is any "
+      "of\n"
+      "  a run, or a checkpoint of it\n"
+      "  safetensors; split files: their directory, or model.safetensors.index.json\n"
+      "  PyTorch's .pt, .pth, .bin; a directory of torch.distributed.checkpoint (.metadata)\n"
+      "  a directory of DeepSpeed's ZeRO (latest, *_optim_states.pt)\n\n"
       "  sherd convert runs/a a.safetensors                       the newest checkpoint's weights\n"
       "  sherd convert runs/a/checkpoints/best hf/model.safetensors --names transformers\n"
       "  sherd convert vit_huge.safetensors huge --to split --max-file-size 1GB\n"

@@ -131,7 +131,7 @@ Command add_inspect(CLI::App& parent) {
   CLI::App* weights = app->add_subcommand(
       "weights",
       "Every tensor of a file, without running any of it: safetensors, PyTorch's .pt, .pth, .bin,\n"
-      "split files, a checkpoint.\n\n"
+      "split files, a checkpoint of Sherd's, PyTorch's or DeepSpeed's.\n\n"
       "  sherd inspect weights model.safetensors\n"
       "  sherd inspect weights model.safetensors.index.json      or the directory that has it\n"
       "  sherd inspect weights runs/NAME                         its newest checkpoint\n");

@@ -133,8 +133,7 @@ const std::vector<Setting>& setting_table() {
       {"model.drop", &T::drop, "dropout rate after projections and in the MLP"},
       {"model.drop_path", &T::drop_path, "stochastic depth rate of the last block"},
       {"model.weights", &T::weights,
-       "start from, or evaluate, this file of weights: safetensors, or PyTorch's .pt or .bin "
-       "(timm's keys)"},
+       "start from, or evaluate, these: a file, split files, a checkpoint; all that convert reads"},
       {"data.dataset", &T::dataset, "fashion-mnist, mnist or synthetic"},
       {"data.data_dir", &T::data_dir,
        "folder of the IDX files; empty: where Debian's package puts them"},
