@@ -231,6 +231,10 @@ std::uint64_t checkpoint_checksum(std::span<const std::uint8_t> bytes) {
   return BlockChecksum::of(bytes);
 }
 
+std::uint64_t checkpoint_checksum(std::string_view text) {
+  return BlockChecksum::of({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
+}
+
 std::string to_json(const CheckpointIndex& index) {
   Json value{{"xxh3", std::string(kDigits, '0')},
              {"format", kFormat},
@@ -238,6 +242,7 @@ std::string to_json(const CheckpointIndex& index) {
              {"producer", index.producer},
              {"step", index.step},
              {"block", CheckpointIndex::kBlock},
+             {"config_xxh3", hex(index.config_checksum)},
              {"run", index.run.empty() ? Json::object() : Json::parse(index.run)}};
   value["files"] = Json::array();
   for (const CheckpointFile& file : index.files) value["files"].push_back(to_value(file));
@@ -276,6 +281,7 @@ CheckpointIndex parse_checkpoint_index(std::string_view text, const std::string&
   CheckpointIndex index;
   index.producer = reader.text(value, "producer", whole);
   index.step = reader.count(value, "step", whole);
+  index.config_checksum = reader.checksum(reader.at(value, "config_xxh3", whole), whole);
   index.run = reader.at(value, "run", whole).dump();
   std::set<std::string> names;
   for (const Json& entry : reader.list(value, "files", whole)) {

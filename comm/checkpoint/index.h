@@ -56,9 +56,10 @@ struct CheckpointIndex {
   static constexpr int kVersion = 1;
   static constexpr std::uint64_t kBlock = 4 << 20;  // bytes under one checksum
 
-  std::string producer;   // "sherd 0.1.0"
-  std::int64_t step = 0;  // optimizer steps done
-  std::string run;        // a JSON object of the program that wrote it
+  std::string producer;               // "sherd 0.1.0"
+  std::int64_t step = 0;              // optimizer steps done
+  std::string run;                    // a JSON object of the program that wrote it
+  std::uint64_t config_checksum = 0;  // of config.toml; 0: there is none
   std::vector<CheckpointFile> files;
   std::vector<CheckpointTensor> tensors;  // by name; a parameter before its states
 
@@ -67,6 +68,7 @@ struct CheckpointIndex {
 };
 
 SHERD_API std::uint64_t checkpoint_checksum(std::span<const std::uint8_t> bytes);
+SHERD_API std::uint64_t checkpoint_checksum(std::string_view text);
 
 // JSON with a checksum over itself.
 SHERD_API std::string to_json(const CheckpointIndex& index);

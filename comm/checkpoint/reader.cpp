@@ -52,11 +52,14 @@ std::string CheckpointReader::path_of(std::size_t file) const {
 }
 
 std::string CheckpointReader::config() const {
+  if (index_.config_checksum == 0) return {};
   const std::string path = (fs::path(directory_) / "config.toml").string();
-  std::error_code error;
-  if (!fs::exists(path, error)) return {};
-  const std::vector<std::uint8_t> text = read_file(path);
-  return {text.begin(), text.end()};
+  const std::vector<std::uint8_t> bytes = read_file(path);
+  SHERD_CHECK(checkpoint_checksum(bytes) == index_.config_checksum,
+              "checkpoint '{}': config.toml is damaged or was edited: its checksum is wrong; flags "
+              "change settings of a run that goes on",
+              directory_);
+  return {bytes.begin(), bytes.end()};
 }
 
 void CheckpointReader::read_at(std::size_t file, std::uint64_t offset,
@@ -169,6 +172,7 @@ void CheckpointReader::read(const CheckpointTensor& tensor, std::int64_t first,
 
 void CheckpointReader::verify(
     const std::function<void(std::uint64_t, std::uint64_t)>& progress) const {
+  config();
   std::uint64_t all = 0, done = 0;
   for (const CheckpointFile& file : index_.files) all += file.bytes;
   const auto advance = [&](std::uint64_t bytes) {

@@ -20,7 +20,8 @@ class SHERD_API CheckpointReader {
 
   const std::string& directory() const { return directory_; }
   const CheckpointIndex& index() const { return index_; }
-  std::string config() const;  // the text of config.toml; empty where there is none
+  // The text of config.toml, compared with its checksum; empty where there is none.
+  std::string config() const;
 
   // Elements from `first` on into contiguous floating elements of any such type. What is read is
   // compared with its checksums, in blocks: no more than one is in memory.

@@ -166,6 +166,7 @@ void CheckpointStore::publish(const std::vector<std::string>& tables, const Cont
   index.producer = content.producer;
   index.step = step_;
   index.run = content.run;
+  index.config_checksum = checkpoint_checksum(content.config);
   const auto in_partial = [&](const char* name) { return (fs::path(partial_) / name).string(); };
   constexpr auto kWithin = AtomicFile::Appears::within_directory;
   write_file_atomically(in_partial("config.toml"), content.config, kWithin);

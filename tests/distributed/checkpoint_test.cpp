@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <filesystem>
+#include <fstream>
 
 #include "../unit/io_support.h"
 #include "sharding_support.h"
@@ -244,6 +245,9 @@ TEST_CASE("checkpoint: a model or an optimizer that does not fit is one clear er
   CHECK(contains(test::error_of([&] { check_checkpoint(reader, *same, sgd.get()); }),
                  "has no optimizer state 'momentum' of"));
   check_checkpoint(reader, *same, make_adamw({}).get());
+  CHECK(reader.config() == "[run]\n");
+  std::ofstream(path + "/config.toml", std::ios::app) << "seed = 1\n";
+  CHECK(contains(test::error_of([&] { reader.verify(); }), "config.toml is damaged or was edited"));
 }
 
 TEST_CASE("checkpoint: a rank that cannot write stops all, and what was there stays") {

@@ -144,10 +144,12 @@ TrainSettings resolve_resumed(const SettingFlags& flags) {
   const std::string config = (folder / "config.toml").string();
   const bool there = std::filesystem::exists(config);
   if (starts && !there) return flags.resolve(std::nullopt);
-  SHERD_CHECK(there,
-              "--resume {}: '{}' has weights but no run to go on from (no config.toml); start a new "
-              "run from them by --weights {}",
-              flags.value("checkpoint.resume"), point->checkpoint, point->checkpoint);
+  SHERD_CHECK(
+      there,
+      "--resume {}: '{}' has weights but no run to go on from (no config.toml); start a new "
+      "run from them by --weights {}",
+      flags.value("checkpoint.resume"), point->checkpoint, point->checkpoint);
+  if (!starts) CheckpointReader(point->checkpoint).config();  // throws where it is damaged
   Assignments file = read_toml_settings(config);
   if (under_launcher()) {
     std::erase_if(file, [](const auto& setting) { return setting.first == "sharding.ranks"; });

@@ -201,6 +201,7 @@ class Conversion {
     std::vector<std::string> tables;
     for (int file = 0; file < files; ++file) tables.push_back(write_shard(directory, file, files));
     CheckpointIndex index = merge_checkpoint_tables(tables);
+    if (!config.empty()) index.config_checksum = checkpoint_checksum(config);
     index.producer = about.producer;
     index.step = about.step;
     index.run = about.run;

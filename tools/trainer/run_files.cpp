@@ -114,8 +114,9 @@ void RunFiles::claim_out(std::int64_t bytes, const std::string& what) {
   std::error_code error;
   const fs::space_info space = fs::space(out_, error);
   SHERD_CHECK(error || space.available >= static_cast<std::uintmax_t>(bytes),
-              "--out {}: {} free, but {} need {}; free some space or choose another folder", out_,
-              format_bytes(static_cast<std::int64_t>(space.available)), what, format_bytes(bytes));
+              "--out {}: {} free, but {} need {}; free some space{} or choose another folder", out_,
+              format_bytes(static_cast<std::int64_t>(space.available)), what, format_bytes(bytes),
+              settings_.save_every > 0 ? ", lower --keep" : "");
   if (resume_.same_run) remove_left_over();
   const bool there = fs::exists(config_path());
   const bool ours = there ? resume_.same_run : settings_.save_every > 0;

@@ -223,7 +223,7 @@ class Run {
     std::string what = "the weights and the log";
     if (checkpoints_) {  // those that stay, and the one that is being written
       bytes += (settings_.keep + 1) * checkpoints_->bytes() * world_.size();
-      what = fmt::format("the weights, the log and {} checkpoints (--keep)", settings_.keep + 1);
+      what = fmt::format("the weights, {} checkpoints and the log", settings_.keep + 1);
     }
     for (const Parameter* parameter : model_.parameters()) {
       bytes += parameter->numel() * static_cast<std::int64_t>(size_of(engine_.precision().master));
