@@ -3,6 +3,8 @@
 #include <sherd/kernels/elementwise.h>
 #include <sherd/kernels/patch_embed.h>
 
+#include <cmath>
+
 #include "array_support.h"
 
 using namespace sherd;
@@ -52,9 +54,10 @@ void check(const PatchShape& s, std::int64_t dim,
   const auto grad_output = random_values<T>(rows * width, "grad");
   const OnCpu<double> exact(s, dim, images, weight, bias, grad_output);
   const OnCpu<T> plain(s, dim, images, weight, bias, grad_output);
-  // Where the CPU's result is exact by chance: roundings of the result's type.
+  // Where the CPU's result is exact by chance, roundings of the result's type. And a library that
+  // adds in blocks is better than one fp32 after the other, which is as good as can be asked for.
   const double rounding = std::is_same_v<T, double>  ? 0x1p-50
-                          : std::is_same_v<T, float> ? 0x1p-23
+                          : std::is_same_v<T, float> ? 0x1p-25 * std::sqrt(s.columns())
                           : std::is_same_v<T, f16>   ? 0x1p-11
                                                      : 0x1p-8;
   const auto error = [](const auto& values, const Tensor& reference) {
