@@ -208,8 +208,9 @@ void check_attention(const AttentionProblem<T>& problem) {
                           : std::is_same_v<T, float> ? 0x1p-23
                           : std::is_same_v<T, f16>   ? 0x1p-11
                                                      : 0x1p-8;
-  for (const auto& [name, values] : first) {
-    const double error = error_of(values, reference.at(name));
+  for (const auto& result : first) {
+    const std::string& name = result.first;
+    const double error = error_of(result.second, reference.at(name));
     const double allowed = error_of(plain.at(name), reference.at(name));
     const double factor = name == "output" ? 2.0 : name == "lse" ? 4.0 : 3.0;
     const double least = name == "lse" && sizeof(T) == 2 ? 0x1p-23 : rounding;

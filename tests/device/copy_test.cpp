@@ -89,7 +89,8 @@ TEST_CASE("cuda copy: strided views of all element sizes, at any address") {
         const std::size_t origin = static_cast<std::size_t>(v.origin) * size;
         cpu::strided_copy(1, view, size, source.data() + origin, expected.data());
         const std::size_t offsets[][2] = {{0, 0}, {size, 0}, {0, size}, {1, 0}};
-        for (const auto& [from, to] : offsets) {
+        for (const auto& places : offsets) {
+          const std::size_t from = places[0], to = places[1];
           CAPTURE(from);
           CAPTURE(to);
           const Placed<std::uint8_t> in(source, from), out(expected.size(), to);

@@ -45,7 +45,8 @@ struct Operation {
 template <typename T, typename A, typename B, typename Out>
 void check(const Operation<T, A, B, Out>& operation, bool in_place = false) {
   for_each_case<T>([&](std::size_t n, const Offsets& offsets) {
-    const auto a = hard_values<A>(n, "a", 2), start = hard_values<Out>(n, "out");
+    const auto a = hard_values<A>(n, "a", 2);
+    const auto start = hard_values<Out>(n, "out");
     const auto b = hard_values<B>(n, "b", 3);
     std::vector<Out> expected = start;
     const auto size = static_cast<std::int64_t>(n);
@@ -105,7 +106,8 @@ TEST_CASE_TEMPLATE("cuda elementwise: rows with a factor each", T, double, float
   using A = acc_t<T>;
   constexpr std::int64_t kShapes[][2] = {{1, 1}, {3, 7}, {5, 264}, {2, 2500}, {300, 8}, {0, 4}};
   test::in_all_orders([&] {
-    for (const auto& [rows, cols] : kShapes) {
+    for (const auto& shape : kShapes) {
+      const std::int64_t rows = shape[0], cols = shape[1];
       for (const Offsets& offsets : kOffsets) {
         CAPTURE(rows);
         CAPTURE(cols);

@@ -63,7 +63,8 @@ TEST_CASE_TEMPLATE("cuda gelu: backward with the sums of its columns", T, double
   constexpr std::int64_t kShapes[][2] = {{1, 1}, {3, 40}, {130, 17}, {300, 264}, {0, 8}};
   Stream& stream = test::DeviceArray<T>::stream();
   test::in_all_orders([&] {
-    for (const auto& [rows, cols] : kShapes) {
+    for (const auto& shape : kShapes) {
+      const std::int64_t rows = shape[0], cols = shape[1];
       for (const GeluForm form : {GeluForm::exact, GeluForm::tanh}) {
         const auto n = static_cast<std::size_t>(rows * cols),
                    width = static_cast<std::size_t>(cols);

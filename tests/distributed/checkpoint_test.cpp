@@ -117,7 +117,9 @@ TEST_CASE("checkpoint: a run that goes on has the bits of one that was never sto
     cases.emplace_back(ShardingPolicy::zero2, precision);
   }
   cases.emplace_back(ShardingPolicy::grad_op, DType::f64);
-  for (const auto& [policy, precision] : cases) {
+  for (const auto& one : cases) {
+    const ShardingPolicy policy = one.first;
+    const Precision& precision = one.second;
     CAPTURE(name_of(policy));
     CAPTURE(describe(precision));
     RunOptions run = options_of(policy, 2, true);
