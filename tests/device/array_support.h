@@ -18,10 +18,10 @@ class Placed {
  public:
   Placed(const std::vector<T>& values, std::size_t offset)
       : offset_(offset), array_([&] {
-          std::vector<T> all(offset + values.size());
-          std::memset(static_cast<void*>(all.data()), 0xff, offset * sizeof(T));
-          std::copy(values.begin(), values.end(),
-                    all.begin() + static_cast<std::ptrdiff_t>(offset));
+          T ones;
+          std::memset(static_cast<void*>(&ones), 0xff, sizeof ones);
+          std::vector<T> all(offset, ones);
+          all.insert(all.end(), values.begin(), values.end());
           return all;
         }()) {}
   Placed(std::size_t count, std::size_t offset) : Placed(std::vector<T>(count), offset) {}
