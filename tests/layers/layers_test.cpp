@@ -37,7 +37,8 @@ const std::map<std::string, std::set<std::string>>& direct() {
       {"comm/sharding", {"comm", "models", "optim"}},
       {"comm/checkpoint", {"comm", "models", "optim", "runtime/io"}},
       {"tools/trainer", {"comm/sharding", "comm/checkpoint", "runtime/data"}},
-      {"tools/cli", {"tools/trainer"}},
+      {"tools/planner", {"tools/trainer"}},
+      {"tools/cli", {"tools/planner"}},
   };
   return table;
 }
