@@ -27,7 +27,14 @@ struct Copies {
     Context& context = from.context();
     const Event computed = context.compute_stream().record();
     if (!computed.done()) stream->wait(computed);
-    if (context.device() == Device::cuda) {
+    if (Schedule* const schedule = context.schedule()) {
+      stream->enqueue([&, name] {
+        const TraceScope scope(context.trace(), name, "offload", track);
+        schedule->add({.kind = Work::Kind::copy,
+                       .name = name,
+                       .bytes = static_cast<std::int64_t>(from.bytes())});
+      });
+    } else if (context.device() == Device::cuda) {
       cuda::copy(*stream, to.address(), from.address(), from.bytes());
     } else if (!context.is_meta() && from.bytes() > 0) {
       stream->enqueue([&trace = context.trace(), name, track = track, target = to.data(),

@@ -16,6 +16,7 @@
 #pragma once
 
 #include <sherd/runtime/dtype.h>
+#include <sherd/runtime/schedule.h>
 
 #include <cstdint>
 #include <map>
@@ -157,6 +158,8 @@ SHERD_API std::vector<std::unique_ptr<Communicator>> make_thread_communicators(i
 SHERD_API int thread_groups();
 
 // A rank of a group of any size that exists only on paper: counts calls and bytes, moves nothing.
-SHERD_API std::unique_ptr<Communicator> make_meta_communicator(int rank, int size);
+// Each call is work of the schedule, where one is given.
+SHERD_API std::unique_ptr<Communicator> make_meta_communicator(int rank, int size,
+                                                               Schedule* schedule = nullptr);
 
 }  // namespace sherd

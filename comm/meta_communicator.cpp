@@ -26,8 +26,12 @@ struct PaperGroup {
 
 class MetaCommunicator final : public Communicator {
  public:
-  MetaCommunicator(int rank, int size, std::shared_ptr<PaperGroup> parent)
-      : Communicator(rank, size), group_(std::make_shared<PaperGroup>()) {
+  MetaCommunicator(int rank, const RankGroup& ranks, std::shared_ptr<PaperGroup> parent,
+                   Schedule* schedule)
+      : Communicator(rank, ranks.size),
+        group_(std::make_shared<PaperGroup>()),
+        ranks_(ranks),
+        schedule_(schedule) {
     group_->parent = std::move(parent);
   }
 
@@ -40,26 +44,39 @@ class MetaCommunicator final : public Communicator {
   std::string end_reason() const override { return group_->end_reason(); }
 
  private:
-  void run(const Call&, const void*, void*) override {
+  void run(const Call& call, const void*, void*) override {
     const std::string reason = end_reason();
     if (!reason.empty()) fail("{}", reason);
+    if (schedule_ == nullptr) return;
+    const bool whole = call.collective == Collective::all_gather ||
+                       call.collective == Collective::reduce_scatter ||
+                       call.collective == Collective::all_to_all;
+    schedule_->add({.kind = Work::Kind::collective,
+                    .name = name_of(call.collective),
+                    .dtype = call.dtype,
+                    .bytes = static_cast<std::int64_t>(call.bytes()) * (whole ? size() : 1),
+                    .group = ranks_});
   }
 
   std::unique_ptr<Communicator> make_group(std::span<const int> members,
                                            std::string_view label) override {
     all_gather(nullptr, nullptr, 2, DType::i64, label);  // as where there are other ranks to ask
     const auto place = std::ranges::find(members, rank()) - members.begin();
-    return std::make_unique<MetaCommunicator>(static_cast<int>(place),
-                                              static_cast<int>(members.size()), group_);
+    RankGroup ranks{.first = ranks_.first + members[0] * ranks_.stride,
+                    .size = static_cast<int>(members.size())};
+    if (ranks.size > 1) ranks.stride = (members[1] - members[0]) * ranks_.stride;
+    return std::make_unique<MetaCommunicator>(static_cast<int>(place), ranks, group_, schedule_);
   }
 
   std::shared_ptr<PaperGroup> group_;
+  RankGroup ranks_;
+  Schedule* schedule_;
 };
 
 }  // namespace
 
-std::unique_ptr<Communicator> make_meta_communicator(int rank, int size) {
-  return std::make_unique<MetaCommunicator>(rank, size, nullptr);
+std::unique_ptr<Communicator> make_meta_communicator(int rank, int size, Schedule* schedule) {
+  return std::make_unique<MetaCommunicator>(rank, RankGroup{.size = size}, nullptr, schedule);
 }
 
 }  // namespace sherd

@@ -31,10 +31,19 @@ Activation activation_from_name(std::string_view name) {
   fail("unknown activation '{}': expected gelu, gelu_tanh, relu or none", name);
 }
 
+namespace {
+
+bool is_gelu(Activation activation) {
+  return activation == Activation::gelu_erf || activation == Activation::gelu_tanh;
+}
+
+}  // namespace
+
 Tensor activation_forward(const Tensor& input, Activation activation) {
   const Tensor x = contiguous(input);
   Context& context = x.context();
   const Tensor out = Tensor::empty(context, x.shape(), x.dtype());
+  record_kernel(is_gelu(activation) ? "gelu_forward" : "relu_forward", x, out);
   if (context.is_meta()) return out;
   const std::int64_t n = x.numel();
   dispatch_floating(x.dtype(), "activation", [&](auto zero) {
@@ -58,6 +67,7 @@ Tensor activation_backward(const Tensor& grad_output, const Tensor& input, Activ
   check_same("activation_backward", g, x);
   Context& context = x.context();
   const Tensor out = Tensor::empty(context, x.shape(), x.dtype());
+  record_kernel(is_gelu(activation) ? "gelu_backward" : "relu_backward", x, g, out);
   if (context.is_meta()) return out;
   const std::int64_t n = x.numel();
   dispatch_floating(x.dtype(), "activation_backward", [&](auto zero) {
@@ -79,8 +89,7 @@ Tensor activation_backward(const Tensor& grad_output, const Tensor& input, Activ
 ActivationGradients activation_backward_with_bias(const Tensor& grad_output, const Tensor& input,
                                                   Activation activation) {
   Context& context = input.context();
-  const bool is_gelu = activation == Activation::gelu_erf || activation == Activation::gelu_tanh;
-  if (context.target() != Device::cuda || !is_gelu) {
+  if (context.target() != Device::cuda || !is_gelu(activation)) {
     const Tensor grad_input = activation_backward(grad_output, input, activation);
     return {grad_input, linear_backward_bias(grad_input)};
   }
@@ -94,6 +103,7 @@ ActivationGradients activation_backward_with_bias(const Tensor& grad_output, con
     using A = arguments::acc_t<T>;
     const Tensor scratch =
         workspace(context, cuda::gelu_backward_sums_workspace_bytes<T>(rows, cols));
+    record_kernel("gelu_backward", x, g, out.input);
     if (context.is_meta()) return;
     arguments::GeluBackwardSums<T> p;
     p.rows = rows;

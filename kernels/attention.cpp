@@ -97,6 +97,18 @@ void cudnn_backward(Context& context, const AttentionShape& shape, const Tensor&
   }
 }
 
+// Beside its products it moves so many tensors of the query's size.
+void record_attention(std::string_view name, const Tensor& query, std::int64_t flops,
+                      std::int64_t moved) {
+  Schedule* const schedule = query.context().schedule();
+  if (schedule == nullptr) return;
+  schedule->add({.kind = Work::Kind::kernel,
+                 .name = name,
+                 .dtype = query.dtype(),
+                 .bytes = moved * bytes_of(query),
+                 .flops = flops});
+}
+
 }  // namespace
 
 void require_attention(AttentionKernels kernels, Device device) {
@@ -118,6 +130,7 @@ AttentionOutput attention_forward(const Tensor& query, const Tensor& key, const 
       Tensor::empty(context, q.shape(), q.dtype()),
       Tensor::empty(context, {shape.batch, shape.heads, shape.queries}, compute_dtype(q.dtype()))};
   context.work().attention_flops += 2 * pair_products(shape);
+  record_attention("attention_forward", q, 2 * pair_products(shape), 4);
   dispatch_floating(q.dtype(), "attention", [&](auto zero) {
     using T = decltype(zero);
     if (by_cudnn(context, q.dtype())) return cudnn_forward<T>(context, shape, q, k, v, out);
@@ -162,6 +175,7 @@ void attention_backward(const Tensor& grad_output, const Tensor& query, const Te
                v = readable(value);
   Context& context = q.context();
   context.work().attention_flops += 5 * pair_products(shape);
+  record_attention("attention_backward", q, 5 * pair_products(shape), 8);
   dispatch_floating(q.dtype(), "attention_backward", [&](auto zero) {
     using T = decltype(zero);
     if (by_cudnn(context, q.dtype())) {

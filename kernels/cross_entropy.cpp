@@ -57,6 +57,7 @@ CrossEntropyOutput cross_entropy_forward(const Tensor& logits, const CrossEntrop
   const DType dtype = compute_dtype(x.dtype());
   const CrossEntropyOutput out{Tensor::empty(context, {x.dim(0)}, dtype),
                                Tensor::empty(context, {x.dim(0)}, dtype)};
+  record_kernel("cross_entropy_forward", x);
   if (context.is_meta()) return out;
   dispatch_floating(x.dtype(), "cross_entropy", [&](auto zero) {
     using T = decltype(zero);
@@ -87,6 +88,7 @@ Tensor cross_entropy_backward(const Tensor& grad_loss, const Tensor& logits,
   const bool on_cuda = context.target() == Device::cuda;
   const DType dtype = compute_dtype(x.dtype());
   const Tensor loss = on_cuda && grad_loss.dtype() != dtype ? cast(grad_loss, dtype) : grad_loss;
+  record_kernel("cross_entropy_backward", x, out);
   if (context.is_meta()) return out;
   dispatch_floating(x.dtype(), "cross_entropy_backward", [&](auto zero) {
     using T = decltype(zero);

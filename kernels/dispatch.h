@@ -3,6 +3,7 @@
 // checks.
 #pragma once
 
+#include <sherd/runtime/schedule.h>
 #include <sherd/runtime/tensor.h>
 
 #include <type_traits>
@@ -41,6 +42,22 @@ inline DType compute_dtype(DType dtype) {
 // Whether x lies in the host's memory beside a GPU (on meta: would).
 inline bool is_beside_gpu(const Tensor& x) {
   return x.context().target() == Device::cuda && x.storage().pool() == MemoryPool::host;
+}
+
+inline std::int64_t bytes_of(const Tensor& x) {
+  return x.defined() ? x.numel() * static_cast<std::int64_t>(size_of(x.dtype())) : 0;
+}
+
+// Tells a schedule that is being recorded of a kernel that reads or writes each of these once,
+// where `x` lies.
+template <typename... Tensors>
+void record_kernel(std::string_view name, const Tensor& x, const Tensors&... others) {
+  Schedule* const schedule = x.context().schedule();
+  if (schedule == nullptr) return;
+  schedule->add({.kind = is_beside_gpu(x) ? Work::Kind::host : Work::Kind::kernel,
+                 .name = name,
+                 .dtype = x.dtype(),
+                 .bytes = (bytes_of(x) + ... + bytes_of(others))});
 }
 
 // A scratch tensor of this many bytes, counted as workspace; undefined for 0 bytes.

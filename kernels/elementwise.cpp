@@ -7,6 +7,8 @@
 #include <sherd/kernels/cuda/strided_copy.h>
 #include <sherd/kernels/dispatch.h>
 
+#include <algorithm>
+
 namespace sherd {
 namespace {
 
@@ -33,6 +35,17 @@ void record_host_use(const Tensor& a, const Tensor& b) {
   }
 }
 
+// Of a kernel from x to out, one of which may lie in the host's memory.
+void record_move(std::string_view name, const Tensor& x, const Tensor& out) {
+  if (is_beside_gpu(x) == is_beside_gpu(out)) return record_kernel(name, x, out);
+  if (Schedule* const schedule = x.context().schedule()) {
+    schedule->add({.kind = Work::Kind::copy,
+                   .name = is_beside_gpu(x) ? "copy_to_device" : "copy_to_host",
+                   .dtype = x.dtype(),
+                   .bytes = std::max(bytes_of(x), bytes_of(out))});
+  }
+}
+
 template <typename From, typename To>
 void convert_elements(const Tensor& x, const Tensor& out) {
   Context& context = x.context();
@@ -48,6 +61,7 @@ void convert_elements(const Tensor& x, const Tensor& out) {
 
 // Both contiguous, of any floating types; x may hold u8.
 void convert(const char* operation, const Tensor& x, const Tensor& out) {
+  record_move("cast", x, out);
   if (x.context().is_meta()) return;
   dispatch_floating(out.dtype(), operation, [&](auto to_zero) {
     using To = decltype(to_zero);
@@ -75,6 +89,7 @@ void fill(const Tensor& out, double value) {
   SHERD_CHECK(out.is_contiguous(), "fill: {} is not contiguous", out.describe());
   out.storage().mark_modified();
   Context& context = out.context();
+  record_kernel("fill", out);
   if (context.is_meta()) return;
   dispatch_floating(out.dtype(), "fill", [&](auto zero) {
     using T = decltype(zero);
@@ -94,6 +109,7 @@ Tensor add(const Tensor& a, const Tensor& b) {
   const Tensor x = contiguous(a), y = contiguous(b);
   Context& context = x.context();
   const Tensor out = Tensor::empty(context, x.shape(), x.dtype());
+  record_kernel("add", x, y, out);
   if (context.is_meta()) return out;
   dispatch_floating(x.dtype(), "add", [&](auto zero) {
     using T = decltype(zero);
@@ -108,6 +124,7 @@ void add_inplace(const Tensor& sum, const Tensor& x) {
   const Tensor from = x.is_contiguous() ? x : contiguous(x);
   sum.storage().mark_modified();
   Context& context = sum.context();
+  record_kernel("add_inplace", sum, sum, from);
   if (context.is_meta()) return;
   dispatch_floating(sum.dtype(), "add_inplace", [&](auto zero) {
     using T = decltype(zero);
@@ -126,6 +143,7 @@ Tensor scale(const Tensor& x, double factor) {
   const Tensor from = contiguous(x);
   Context& context = from.context();
   const Tensor out = Tensor::empty(context, from.shape(), from.dtype());
+  record_kernel("scale", from, out);
   if (context.is_meta()) return out;
   dispatch_floating(from.dtype(), "scale", [&](auto zero) {
     using T = decltype(zero);
@@ -151,8 +169,9 @@ void copy(const Tensor& out, const Tensor& x) {
   out.storage().mark_modified();
   if (out.dtype() != x.dtype()) {
     convert("copy", x.is_contiguous() ? x : contiguous(x), out);
-  } else if (!x.context().is_meta() && x.numel() > 0) {
-    copy_elements(x, out);
+  } else if (x.numel() > 0) {
+    record_move(x.is_contiguous() ? "copy" : "strided_copy", x, out);
+    if (!x.context().is_meta()) copy_elements(x, out);
   }
 }
 
@@ -172,6 +191,7 @@ Tensor add_scaled_rows(const Tensor& a, const Tensor& b, const Tensor& row_scale
   const Tensor x = contiguous(a), y = contiguous(b), factors = contiguous(row_scale);
   Context& context = x.context();
   const Tensor out = Tensor::empty(context, x.shape(), x.dtype());
+  record_kernel("add_scaled_rows", x, y, out);
   if (context.is_meta() || x.numel() == 0) return out;
   dispatch_floating(x.dtype(), "add_scaled_rows", [&](auto zero) {
     using T = decltype(zero);
@@ -186,6 +206,7 @@ Tensor scale_rows(const Tensor& x, const Tensor& row_scale) {
   const Tensor from = contiguous(x), factors = contiguous(row_scale);
   Context& context = from.context();
   const Tensor out = Tensor::empty(context, from.shape(), from.dtype());
+  record_kernel("scale_rows", from, out);
   if (context.is_meta() || from.numel() == 0) return out;
   dispatch_floating(from.dtype(), "scale_rows", [&](auto zero) {
     using T = decltype(zero);

@@ -30,6 +30,7 @@ LayerNormOutput layer_norm_forward(const Tensor& input, const Tensor& weight, co
   out.output = Tensor::empty(context, x.shape(), x.dtype());
   out.mean = Tensor::empty(context, {rows}, statistics);
   out.rstd = Tensor::empty(context, {rows}, statistics);
+  record_kernel("layer_norm_forward", x, added, out.sum, out.output);
   if (context.is_meta()) return out;
   dispatch_floating(x.dtype(), "layer_norm", [&](auto zero) {
     using T = decltype(zero);
@@ -88,6 +89,7 @@ LayerNormGradients layer_norm_backward(const Tensor& grad_output, const Tensor& 
     const std::size_t bytes = on_cuda ? cuda::layer_norm_backward_workspace_bytes<T>(rows, cols)
                                       : cpu::layer_norm_backward_workspace_bytes<T>(rows, cols);
     const Tensor scratch = workspace(context, want_weight ? bytes : 0);
+    record_kernel("layer_norm_backward", x, g, grads.input, accumulated);
     if (context.is_meta()) return;
     arguments::LayerNormBackward<T> p;
     p.rows = rows;

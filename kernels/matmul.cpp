@@ -49,6 +49,21 @@ std::size_t workspace_bytes(Context& context, const Product& product) {
                                           : cpu::product_workspace_bytes(context, product);
 }
 
+void record_product(Context& context, const Product& product, std::int64_t bytes) {
+  Schedule* const schedule = context.schedule();
+  if (schedule == nullptr) return;
+  schedule->add({.kind = Work::Kind::product,
+                 .name = product.activation == Activation::none ? "product" : "product_activation",
+                 .dtype = product.dtype,
+                 .bytes = bytes,
+                 .flops = 2 * product.m * product.n * product.k,
+                 .m = product.m,
+                 .n = product.n,
+                 .k = product.k,
+                 .transposed_a = product.transpose_a,
+                 .transposed_b = product.transpose_b});
+}
+
 // a, b, bias and the result are contiguous; the operands are of one type the backend supports. The
 // result goes to `place` where one is given.
 Tensor multiply(const Product& product, const Tensor& a, const Tensor& b, const Tensor& bias,
@@ -68,6 +83,7 @@ Tensor multiply(const Product& product, const Tensor& a, const Tensor& b, const 
   }
   context.work().matmul_flops += 2 * product.m * product.n * product.k;
   const Tensor scratch = workspace(context, workspace_bytes(context, product));
+  record_product(context, product, bytes_of(a) + bytes_of(b) + bytes_of(bias) + bytes_of(out));
   if (context.is_meta()) return out;
   const auto run_product = out.device() == Device::cuda ? cuda::run_product : cpu::run_product;
   run_product(context, product, a.raw_data(), b.raw_data(),
@@ -165,6 +181,7 @@ Tensor linear_backward_bias(const Tensor& grad_output) {
     const std::int64_t m = rows.dim(0), n = rows.dim(1);
     const Tensor scratch = workspace(context, on_cuda ? cuda::column_sum_workspace_bytes<T>(m, n)
                                                       : cpu::column_sum_workspace_bytes<T>(m, n));
+    record_kernel("column_sum", rows, out);
     if (context.is_meta()) return;
     auto* const partial = static_cast<A*>(workspace_data(scratch));
     if (on_cuda) {

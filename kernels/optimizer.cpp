@@ -92,6 +92,8 @@ void adamw_update(const Tensor& parameter, const Tensor& grad, const Tensor& exp
     written->storage().mark_modified();
   }
   Context& context = parameter.context();
+  record_kernel("adamw", parameter, parameter, grad, exp_avg, exp_avg, exp_avg_sq, exp_avg_sq,
+                rounded);
   if (context.is_meta()) return;
   dispatch_master(parameter, [&](auto zero) {
     using T = decltype(zero);
@@ -125,6 +127,8 @@ void sgd_update(const Tensor& parameter, const Tensor& grad, const Tensor& momen
   }
   parameter.storage().mark_modified();
   Context& context = parameter.context();
+  const Tensor momentum = step.momentum != 0.0 ? momentum_buffer : Tensor();
+  record_kernel("sgd", parameter, parameter, grad, momentum, momentum);
   if (context.is_meta()) return;
   dispatch_master(parameter, [&](auto zero) {
     using T = decltype(zero);

@@ -29,6 +29,24 @@ std::int64_t flops(const arguments::PatchShape& shape, std::int64_t dim) {
   return 2 * shape.batch * shape.count() * shape.columns() * dim;
 }
 
+struct ProductSize {
+  std::int64_t m, n, k;
+};
+
+// Images and tokens are what is large.
+void record_product(const Tensor& images, const ProductSize& size, const Tensor& tokens) {
+  Schedule* const schedule = images.context().schedule();
+  if (schedule == nullptr) return;
+  schedule->add({.kind = Work::Kind::product,
+                 .name = "patch_embed",
+                 .dtype = images.dtype(),
+                 .bytes = bytes_of(images) + bytes_of(tokens),
+                 .flops = 2 * size.m * size.n * size.k,
+                 .m = size.m,
+                 .n = size.n,
+                 .k = size.k});
+}
+
 }  // namespace
 
 Tensor patch_embed_forward(const Tensor& images, const Tensor& weight, const Tensor& bias,
@@ -50,6 +68,7 @@ Tensor patch_embed_forward(const Tensor& images, const Tensor& weight, const Ten
   const Tensor b = bias.defined() ? contiguous(bias) : bias;
   const Tensor out = Tensor::empty(context, {shape.batch, shape.count(), dim}, x.dtype());
   context.work().matmul_flops += flops(shape, dim);
+  record_product(x, {shape.batch * shape.count(), dim, shape.columns()}, out);
   if (context.is_meta() || out.numel() == 0) return out;
   dispatch_floating(x.dtype(), "patch_embed", [&](auto zero) {
     using T = decltype(zero);
@@ -86,6 +105,7 @@ Tensor patch_embed_backward_weight(const Tensor& grad_output, const Tensor& imag
   const Tensor result = out.defined() ? out : Tensor::empty(context, {dim, shape.columns()}, sums);
   if (out.defined()) out.storage().mark_modified();
   context.work().matmul_flops += flops(shape, dim);
+  record_product(x, {dim, shape.columns(), shape.batch * shape.count()}, g);
   dispatch_floating(x.dtype(), "patch_embed_backward_weight", [&](auto zero) {
     using T = decltype(zero);
     using A = arguments::acc_t<T>;

@@ -72,6 +72,7 @@ Tensor dropout(const Tensor& input, double drop, const RandomStream& stream,
   const Tensor x = contiguous(input);
   Context& context = x.context();
   const Tensor out = Tensor::empty(context, x.shape(), x.dtype());
+  record_kernel("dropout", x, out);
   if (context.is_meta()) return out;
   dispatch_floating(x.dtype(), "dropout", [&](auto zero) {
     using T = decltype(zero);

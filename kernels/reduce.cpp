@@ -25,6 +25,7 @@ Tensor sum(const Tensor& x, double factor) {
     const std::int64_t n = from.numel();
     const Tensor scratch = workspace(
         context, on_cuda ? cuda::reduce_workspace_bytes<T>(n) : cpu::reduce_workspace_bytes<T>(n));
+    record_kernel("sum", from);
     if (context.is_meta()) return;
     A* const partial = static_cast<A*>(workspace_data(scratch));
     if (on_cuda) {
@@ -45,6 +46,7 @@ void add_sum_of_squares(const Tensor& x, ExactSum& total) {
     squares.add(from);
     return total.merge(squares.read());
   }
+  record_kernel("sum_of_squares", from);
   if (from.context().is_meta()) return;
   dispatch_floating(from.dtype(), "add_sum_of_squares", [&](auto zero) {
     using T = decltype(zero);
@@ -70,6 +72,7 @@ SquareSum::SquareSum(Context& context) {
 void SquareSum::add(const Tensor& x) {
   const Tensor from = contiguous(x);
   if (!computes_on_cuda(from)) return add_sum_of_squares(from, total_);
+  record_kernel("sum_of_squares", from);
   if (from.context().is_meta()) return;
   dispatch_floating(x.dtype(), "add_sum_of_squares", [&](auto zero) {
     using T = decltype(zero);
@@ -80,7 +83,11 @@ void SquareSum::add(const Tensor& x) {
 
 ExactSum SquareSum::read() const {
   ExactSum total = total_;
-  if (!words_.defined() || words_.context().is_meta()) return total;
+  if (!words_.defined()) return total;
+  if (words_.context().is_meta()) {
+    words_.context().compute_stream().record().wait();  // as the copy to the host does
+    return total;
+  }
   ExactSum::Words words;
   words_.copy_to_host(words.data(), sizeof words);
   total.merge(ExactSum::from_words(words));

@@ -25,6 +25,7 @@ Tensor patchify(const Tensor& images, const PatchSize& patch) {
   Context& context = x.context();
   const Tensor out =
       Tensor::empty(context, {shape.batch, shape.count(), shape.columns()}, x.dtype());
+  record_kernel("patchify", x, out);
   if (context.is_meta() || out.numel() == 0) return out;
   SHERD_RUN_KERNEL(out, patchify, shape, size_of(x.dtype()), x.raw_data(), out.raw_data());
   return out;
@@ -37,6 +38,7 @@ Tensor unpatchify(const Tensor& patches, const Shape& images, const PatchSize& p
   const Tensor x = contiguous(patches);
   Context& context = x.context();
   const Tensor out = Tensor::empty(context, images, x.dtype());
+  record_kernel("unpatchify", x, out);
   if (context.is_meta() || out.numel() == 0) return out;
   SHERD_RUN_KERNEL(out, unpatchify, shape, size_of(x.dtype()), x.raw_data(), out.raw_data());
   return out;
@@ -56,6 +58,7 @@ Tensor assemble_tokens(const Tensor& patches, const Tensor& class_token, const T
   const Tensor cls = class_token.defined() ? contiguous(class_token) : class_token;
   Context& context = x.context();
   const Tensor out = Tensor::empty(context, {shape.batch, tokens, shape.dim}, x.dtype());
+  record_kernel("assemble_tokens", x, pos, out);
   if (context.is_meta()) return out;
   dispatch_floating(x.dtype(), "assemble_tokens", [&](auto zero) {
     using T = decltype(zero);
@@ -82,6 +85,7 @@ TokenGradients assemble_tokens_backward(const Tensor& grad_output, bool has_clas
   grads.patches = Tensor::empty(context, {shape.batch, patch_tokens, shape.dim}, g.dtype());
   if (has_class_token) grads.class_token = Tensor::empty(context, {1, 1, shape.dim}, sums);
   grads.position = Tensor::empty(context, {1, shape.tokens, shape.dim}, sums);
+  record_kernel("assemble_tokens_backward", g, grads.patches, grads.position);
   if (!context.is_meta()) {
     dispatch_floating(g.dtype(), "assemble_tokens_backward", [&](auto zero) {
       using T = decltype(zero);
@@ -107,6 +111,7 @@ Tensor select_token(const Tensor& tokens, std::int64_t index) {
   const Tensor x = contiguous(tokens);
   Context& context = x.context();
   const Tensor out = Tensor::empty(context, {shape.batch, shape.dim}, x.dtype());
+  record_kernel("select_token", out, out);
   if (context.is_meta()) return out;
   dispatch_floating(x.dtype(), "select_token", [&](auto zero) {
     using T = decltype(zero);
@@ -120,6 +125,7 @@ Tensor select_token_backward(const Tensor& grad_output, std::int64_t count, std:
   Context& context = g.context();
   const arguments::TokenShape shape{g.dim(0), count, g.dim(1)};
   const Tensor out = Tensor::empty(context, {shape.batch, count, shape.dim}, g.dtype());
+  record_kernel("select_token_backward", g, out);
   if (context.is_meta()) return out;
   dispatch_floating(g.dtype(), "select_token_backward", [&](auto zero) {
     using T = decltype(zero);
@@ -135,6 +141,7 @@ Tensor mean_tokens(const Tensor& tokens, std::int64_t first) {
   const Tensor x = contiguous(tokens);
   Context& context = x.context();
   const Tensor out = Tensor::empty(context, {shape.batch, shape.dim}, x.dtype());
+  record_kernel("mean_tokens", out, x);
   if (context.is_meta()) return out;
   dispatch_floating(x.dtype(), "mean_tokens", [&](auto zero) {
     using T = decltype(zero);
@@ -148,6 +155,7 @@ Tensor mean_tokens_backward(const Tensor& grad_output, std::int64_t count, std::
   Context& context = g.context();
   const arguments::TokenShape shape{g.dim(0), count, g.dim(1)};
   const Tensor out = Tensor::empty(context, {shape.batch, count, shape.dim}, g.dtype());
+  record_kernel("mean_tokens_backward", g, out);
   if (context.is_meta()) return out;
   dispatch_floating(g.dtype(), "mean_tokens_backward", [&](auto zero) {
     using T = decltype(zero);

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
+#include <fmt/format.h>
 #include <sched.h>
 #include <sherd/runtime/context.h>
 #include <sherd/runtime/cuda/device.h>
@@ -16,6 +17,8 @@ Context::Context(const ContextOptions& options) : options_(options) {
   SHERD_CHECK(options.threads >= 0, "a context needs at least one thread, got {}", options.threads);
   if (options_.threads == 0) options_.threads = default_threads();
   SHERD_CHECK(options.meta_of != Device::meta, "a meta context stands for cpu or cuda");
+  SHERD_CHECK(options.schedule == nullptr || is_meta(),
+              "a schedule is recorded on meta, this context is on {}", name_of(options.device));
   std::unique_ptr<MemorySource> device_memory, host_memory;
   switch (options.device) {
     case Device::cpu:
@@ -29,24 +32,40 @@ Context::Context(const ContextOptions& options) : options_(options) {
       device_memory = cuda::make_device_memory(options.device_index, compute_stream_);
       host_memory = cuda::make_pinned_memory(options.device_index, compute_stream_);
       break;
-    case Device::meta:
-      compute_stream_ = std::make_unique<Stream>(Stream::Kind::meta, "compute");
-      break;
+    case Device::meta: compute_stream_ = make_stream("compute"); break;
   }
   allocator_ = std::make_shared<Allocator>(std::move(device_memory), options.memory_limit);
   host_allocator_ = std::make_shared<Allocator>(std::move(host_memory), options.host_memory_limit,
                                                 MemoryPool::host, Allocator::kHostGranule,
                                                 Allocator::kHostGranule);
-  trace_ = std::make_unique<Trace>(options.rank, Trace::kDefaultMaxEvents, options.trace_origin);
+  trace_ = std::make_unique<Trace>(options.rank, Trace::kDefaultMaxEvents, options.trace_origin,
+                                   options.schedule);
+  watch_ledger(ledger(), MemoryPool::device);
+  watch_ledger(host_ledger(), MemoryPool::host);
 }
 
 std::unique_ptr<Stream> Context::make_stream(std::string name) {
   if (device() == Device::cuda) return cuda::make_sibling(*compute_stream_, std::move(name));
+  if (schedule() != nullptr) {
+    auto backend = make_recording_stream(*schedule(), schedule()->add_stream(name));
+    return std::make_unique<Stream>(std::move(backend), std::move(name));
+  }
   return std::make_unique<Stream>(is_meta() ? Stream::Kind::meta : Stream::Kind::worker,
                                   std::move(name));
 }
 
 Context::~Context() = default;
+
+// Each change becomes a counter of the trace, or an entry of the schedule.
+void Context::watch_ledger(Ledger& ledger, MemoryPool pool) {
+  const char* const where = pool == MemoryPool::device ? "memory" : "host memory";
+  ledger.watch([this, &ledger, pool, where](MemoryCategory category) {
+    if (!trace_->enabled()) return;
+    const std::int64_t live = ledger.live(category);
+    if (schedule() != nullptr) return schedule()->memory(pool, category, live);
+    trace_->counter(fmt::format("{}: {}", where, name_of(category)), static_cast<double>(live));
+  });
+}
 
 int default_threads() {
 #ifdef _OPENMP

@@ -9,6 +9,7 @@
 #include <sherd/runtime/allocator.h>
 #include <sherd/runtime/device.h>
 #include <sherd/runtime/philox.h>
+#include <sherd/runtime/schedule.h>
 #include <sherd/runtime/stream.h>
 #include <sherd/runtime/trace.h>
 
@@ -33,6 +34,7 @@ struct ContextOptions {
   std::size_t memory_limit = 0;       // bytes the device's allocator may reserve; 0: no limit
   std::size_t host_memory_limit = 0;  // the same of the host's
   int rank = 0;                       // named in traces
+  Schedule* schedule = nullptr;       // on meta: what is asked of the device is recorded there
   // Of the times in a trace; ranks given the same one share a time line.
   Trace::Clock::time_point trace_origin = Trace::Clock::now();
 };
@@ -82,6 +84,7 @@ class SHERD_API Context {
   // Another stream beside it: a thread on the cpu, a CUDA stream on cuda.
   std::unique_ptr<Stream> make_stream(std::string name);
   Trace& trace() { return *trace_; }
+  Schedule* schedule() const { return options_.schedule; }  // null: nothing is recorded
   WorkCounters& work() { return work_; }
 
   // The tape that operations record on; null where nothing is recorded. Set through TapeScope.
@@ -114,6 +117,8 @@ class SHERD_API Context {
   }
 
  private:
+  void watch_ledger(Ledger& ledger, MemoryPool pool);
+
   ContextOptions options_;
   std::shared_ptr<Stream> compute_stream_;  // shared with the memory that is reused in its order
   std::shared_ptr<Allocator> allocator_, host_allocator_;

@@ -22,6 +22,7 @@ void Ledger::add(MemoryCategory category, std::int64_t bytes) {
     peak_total_ = total_;
     at_peak_ = live_;
   }
+  if (changed_) changed_(category);
 }
 
 void Ledger::remove(MemoryCategory category, std::int64_t bytes) {
@@ -30,6 +31,7 @@ void Ledger::remove(MemoryCategory category, std::int64_t bytes) {
                        bytes, name_of(category), live);
   live -= bytes;
   total_ -= bytes;
+  if (changed_) changed_(category);
 }
 
 void Ledger::reset_peak() {

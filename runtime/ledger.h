@@ -11,8 +11,10 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <functional>
 #include <string>
 #include <string_view>
+#include <utility>
 
 namespace sherd {
 
@@ -50,11 +52,15 @@ class SHERD_API Ledger {
   const MemoryBreakdown& peaks() const { return peaks_; }
   void reset_peak();
 
+  // Calls after each change of a category.
+  void watch(std::function<void(MemoryCategory)> changed) { changed_ = std::move(changed); }
+
  private:
   static std::size_t index(MemoryCategory category) { return static_cast<std::size_t>(category); }
 
   MemoryBreakdown live_{}, peaks_{}, at_peak_{};
   std::int64_t total_ = 0, peak_total_ = 0;
+  std::function<void(MemoryCategory)> changed_;
 };
 
 // "12.3 MiB"

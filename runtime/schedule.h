@@ -49,7 +49,7 @@ struct Work {
   std::int64_t flops = 0;                           // 2 m n k of a product; those inside attention
   std::int64_t m = 0, n = 0, k = 0;                 // of a product
   bool transposed_a = false, transposed_b = false;  // of a product, as they lie in memory
-  RankGroup group;                                  // of a collective
+  RankGroup group{};                                // of a collective
 };
 
 class SHERD_API Schedule {

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/runtime/error.h>
+#include <sherd/runtime/schedule.h>
 #include <sherd/runtime/stream.h>
 
 #include <condition_variable>
@@ -136,6 +137,42 @@ class Worker final : public Stream::Backend {
   std::thread thread_;
 };
 
+class Recording final : public Stream::Backend {
+ public:
+  Recording(Schedule& schedule, int stream) : schedule_(schedule), stream_(stream) {}
+
+  void enqueue(std::function<void()> work) override {
+    schedule_.enter(stream_);
+    work();
+    schedule_.leave();
+  }
+  Event record() override {
+    return Event(std::make_shared<Position>(schedule_, stream_, schedule_.position()));
+  }
+  void wait(const Event& event) override {
+    const auto* const position = dynamic_cast<const Position*>(event.state());
+    if (position != nullptr) schedule_.wait(stream_, position->stream, position->entry);
+  }
+  void synchronize() override { record().wait(); }
+
+ private:
+  struct Position final : Event::State {
+    Position(Schedule& of, int on, std::int64_t at) : schedule(of), stream(on), entry(at) {}
+    bool done() override { return false; }
+    void wait() override { schedule.host_wait(stream, entry); }
+    bool wait_for(std::chrono::milliseconds) override {
+      wait();
+      return true;
+    }
+    Schedule& schedule;
+    const int stream;
+    const std::int64_t entry;
+  };
+
+  Schedule& schedule_;
+  const int stream_;
+};
+
 std::unique_ptr<Stream::Backend> make_backend(Stream::Kind kind) {
   switch (kind) {
     case Stream::Kind::in_place: return std::make_unique<InPlace>();
@@ -146,6 +183,10 @@ std::unique_ptr<Stream::Backend> make_backend(Stream::Kind kind) {
 }
 
 }  // namespace
+
+std::unique_ptr<Stream::Backend> make_recording_stream(Schedule& schedule, int stream) {
+  return std::make_unique<Recording>(schedule, stream);
+}
 
 bool Event::done() const {
   return !state_ || state_->done();

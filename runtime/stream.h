@@ -3,7 +3,7 @@
 //
 //   in_place  runs the work at once on the calling thread: the compute stream of a CPU.
 //   worker    a thread of its own that executes in order: gather and reduce streams of a CPU.
-//   meta      runs nothing; every event is already done.
+//   meta      runs nothing; every event is already done. Or records, see make_recording_stream().
 //   cuda      (runtime/cuda/device.h) runs the work at once on the calling thread, which puts
 //   device
 //             work into the CUDA stream behind it.
@@ -46,6 +46,8 @@ class SHERD_API Event {
  private:
   std::shared_ptr<State> state_;
 };
+
+class Schedule;
 
 class SHERD_API Stream {
  public:
@@ -95,5 +97,9 @@ class SHERD_API Stream {
   std::string name_;
   std::unique_ptr<Backend> backend_;
 };
+
+// A meta stream that records what it is asked: what is enqueued runs at once, as on paper nothing
+// takes time; its events are never done, so that every wait for one is an entry of the schedule.
+SHERD_API std::unique_ptr<Stream::Backend> make_recording_stream(Schedule& schedule, int stream);
 
 }  // namespace sherd

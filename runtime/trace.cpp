@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <fmt/format.h>
 #include <sherd/runtime/error.h>
+#include <sherd/runtime/schedule.h>
 #include <sherd/runtime/trace.h>
 
 #include <cmath>
@@ -24,8 +25,8 @@ Json metadata(const char* what, int rank, std::size_t track, Json args) {
 
 }  // namespace
 
-Trace::Trace(int rank, std::size_t max_events, Clock::time_point origin)
-    : rank_(rank), max_events_(max_events), origin_(origin), tracks_{"main"} {}
+Trace::Trace(int rank, std::size_t max_events, Clock::time_point origin, Schedule* schedule)
+    : rank_(rank), max_events_(max_events), origin_(origin), schedule_(schedule), tracks_{"main"} {}
 
 double Trace::now() const {
   return std::chrono::duration<double, std::micro>(Clock::now() - origin_).count();
@@ -59,6 +60,7 @@ void Trace::record(Kind kind, std::string_view name, std::string_view category, 
                    double start, double value) {
   const std::lock_guard lock(mutex_);
   check_track(track);
+  if (schedule_ != nullptr) return;
   if (full()) {
     ++dropped_;
     return;
@@ -70,6 +72,11 @@ Trace::Event Trace::begin(std::string_view name, std::string_view category, int 
   const std::lock_guard lock(mutex_);
   check_track(track);
   Event event{.kind = Kind::complete, .track = track};
+  if (schedule_ != nullptr) {
+    event.name = static_cast<std::uint32_t>(
+        schedule_->begin_scope(name, category, tracks_[static_cast<std::size_t>(track)]));
+    return event;
+  }
   // A full trace will drop the event, and must not keep its name.
   if (!full()) {
     event.name = intern(name);
@@ -80,6 +87,10 @@ Trace::Event Trace::begin(std::string_view name, std::string_view category, int 
 }
 
 void Trace::end(Event event) noexcept {
+  if (schedule_ != nullptr) {
+    schedule_->end_scope(static_cast<std::int32_t>(event.name));
+    return;
+  }
   event.value = now() - event.start;
   const std::lock_guard lock(mutex_);
   // A destructor calls this: running out of memory loses the event, not the program.

@@ -8,7 +8,8 @@
 //   write_trace(trace, "out/trace-rank0.json");   // runtime/io/trace_file.h
 //
 // The process id in the file is the rank, the thread id the track. Times are microseconds on the
-// steady clock since `origin`; ranks given one origin on one machine share a time line.
+// steady clock since `origin`; ranks given one origin on one machine share a time line. With a
+// schedule, which has no clock, scopes are entries there and nothing is kept here.
 //
 // Disabled, which is how it starts, a call costs one load of an atomic flag. Safe to use from
 // several threads at once. Memory is bounded: from max_events on, events are dropped, counted, and
@@ -31,13 +32,15 @@
 
 namespace sherd {
 
+class Schedule;
+
 class SHERD_API Trace {
  public:
   using Clock = std::chrono::steady_clock;
   static constexpr std::size_t kDefaultMaxEvents = 1'000'000;  // about 40 MB
 
   explicit Trace(int rank = 0, std::size_t max_events = kDefaultMaxEvents,
-                 Clock::time_point origin = Clock::now());
+                 Clock::time_point origin = Clock::now(), Schedule* schedule = nullptr);
   Trace(const Trace&) = delete;
   Trace& operator=(const Trace&) = delete;
 
@@ -95,6 +98,7 @@ class SHERD_API Trace {
   const int rank_;
   const std::size_t max_events_;
   const Clock::time_point origin_;
+  Schedule* const schedule_;
   std::atomic<bool> enabled_{false};
 
   mutable std::mutex mutex_;

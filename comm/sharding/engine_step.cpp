@@ -114,11 +114,11 @@ void ShardingEngine::update_units(Optimizer& optimizer, double lr, double grad_s
               "engine.prepare(optimizer) make it");
   optimizer.begin_step(spans());
   torn_ = true;
-  struct Work {
+  struct UnitUpdate {
     ShardedUnit* unit;
     std::size_t first_span;
   };
-  std::vector<Work> work;
+  std::vector<UnitUpdate> work;
   std::size_t span_count = 0;
   for (const auto& unit : units_) {
     if (unit->trainable() && unit->has_gradient()) work.push_back({unit.get(), span_count});

@@ -14,7 +14,9 @@ namespace {
 
 std::unique_ptr<Stream> make_stream(Context& context) {
   static constexpr const char* kName = "communication stream";
-  if (context.is_meta()) return std::make_unique<Stream>(Stream::Kind::in_place, kName);
+  // Where communicators count, calls have to be made.
+  if (context.is_meta() && context.schedule() == nullptr)
+    return std::make_unique<Stream>(Stream::Kind::in_place, kName);
   return context.make_stream(kName);
 }
 
