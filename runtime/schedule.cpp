@@ -26,14 +26,16 @@ void Schedule::leave() {
 }
 
 void Schedule::wait(int stream, int for_stream, std::int64_t until) {
+  if (until <= cleared_) return;
   entries_.push_back({.kind = Kind::wait,
                       .stream = static_cast<std::int16_t>(stream),
                       .index = for_stream,
-                      .value = until});
+                      .value = until - cleared_});
 }
 
 void Schedule::host_wait(int for_stream, std::int64_t until) {
-  entries_.push_back({.kind = Kind::host_wait, .index = for_stream, .value = until});
+  if (until <= cleared_) return;
+  entries_.push_back({.kind = Kind::host_wait, .index = for_stream, .value = until - cleared_});
 }
 
 std::int32_t Schedule::begin_scope(std::string_view name, std::string_view category,
@@ -48,10 +50,8 @@ std::int32_t Schedule::begin_scope(std::string_view name, std::string_view categ
 }
 
 void Schedule::end_scope(std::int32_t begin) {
-  // What began before clear() is not there any more.
-  if (begin < 0 || static_cast<std::size_t>(begin) >= entries_.size()) return;
-  const Entry& opened = entries_[static_cast<std::size_t>(begin)];
-  if (opened.kind != Kind::scope_begin) return;
+  const Entry& opened = entries_.at(static_cast<std::size_t>(begin));
+  SHERD_INTERNAL_CHECK(opened.kind == Kind::scope_begin, "entry {} begins no scope", begin);
   entries_.push_back({.kind = Kind::scope_end, .stream = opened.stream, .index = begin});
 }
 
@@ -63,6 +63,7 @@ void Schedule::memory(MemoryPool pool, MemoryCategory category, std::int64_t liv
 }
 
 void Schedule::clear() {
+  cleared_ = position();
   entries_.clear();
   works_.clear();
 }

@@ -56,8 +56,8 @@ class SHERD_API Schedule {
  public:
   enum class Kind : std::uint8_t {
     work,         // on `stream`: works()[index]
-    wait,         // what follows on `stream` comes after all entries of stream `index` before
-                  // position `until`
+    wait,         // what follows on `stream` comes after what stream `index` was given before entry
+                  // `value`
     host_wait,    // the host does
     scope_begin,  // on `stream`, or of the host where that is kHost: texts()[index] of category
                   // texts()[value], on track texts()[track]
@@ -71,7 +71,7 @@ class SHERD_API Schedule {
     MemoryPool pool = MemoryPool::device;
     std::int16_t stream = 0;
     std::int32_t index = 0, track = 0;
-    std::int64_t value = 0;  // `until` of a wait
+    std::int64_t value = 0;
   };
 
   // Streams in the order they were made; 0 is the compute stream.
@@ -86,7 +86,8 @@ class SHERD_API Schedule {
 
   void wait(int stream, int for_stream, std::int64_t until);
   void host_wait(int for_stream, std::int64_t until);
-  std::int64_t position() const { return static_cast<std::int64_t>(entries_.size()); }
+  // Of the next entry, counted from the start and not from the last clear().
+  std::int64_t position() const { return cleared_ + static_cast<std::int64_t>(entries_.size()); }
 
   std::int32_t begin_scope(std::string_view name, std::string_view category,
                            std::string_view track);
@@ -97,12 +98,14 @@ class SHERD_API Schedule {
   const std::vector<Work>& works() const { return works_; }
   const std::vector<std::string>& texts() const { return texts_; }
 
-  // Forgets the entries; streams stay.
+  // Forgets the entries; streams stay, and a wait for what was forgotten is none. A scope that is
+  // open must not be ended after it.
   void clear();
 
  private:
   std::int32_t intern(std::string_view text);
 
+  std::int64_t cleared_ = 0;
   std::vector<std::string> streams_;
   std::vector<int> inside_;
   std::vector<Entry> entries_;

@@ -64,7 +64,10 @@ class SHERD_API Trace {
   // A quantity's value from now on. The viewers cannot plot an infinity or a NaN: such a value is
   // written as an instant event that tells it.
   void counter(std::string_view name, double value) {
-    if (enabled()) record(Kind::counter, name, {}, 0, now(), value);
+    if (enabled()) counter(name, value, now());
+  }
+  void counter(std::string_view name, double value, double time) {
+    if (enabled()) record(Kind::counter, name, {}, 0, time, value);
   }
 
   std::size_t event_count() const;

@@ -112,12 +112,32 @@ void FilePage::restore() {
   tensor_.storage().restore();
 }
 
+// On paper: work of a disk that all pages share.
+void FilePage::record(const char* name) {
+  Context& context = tensor_.context();
+  Schedule* const schedule = context.schedule();
+  if (schedule == nullptr) return;
+  struct Disk {
+    std::unique_ptr<Stream> stream;
+  };
+  Disk& disk = context.attachment<Disk>();
+  if (!disk.stream) disk.stream = context.make_stream("disk");
+  disk.stream->enqueue([&] {
+    schedule->add({.kind = Work::Kind::file,
+                   .name = name,
+                   .dtype = tensor_.dtype(),
+                   .bytes = static_cast<std::int64_t>(bytes_)});
+  });
+  recorded_ = disk.stream->record();
+}
+
 void FilePage::fetch() {
   if (state_ == State::going) finish("writing");
   if (state_ != State::away) return;
   restore();
   state_ = State::coming;
   file_.traffic().read += static_cast<std::int64_t>(bytes_);
+  record("file_read");
   if (file_.file() == nullptr) return;
   file_.file()->check_whole();
   transfer_ = file_.file()->start_read(offset_, tensor_.raw_data(), bytes_);
@@ -138,6 +158,7 @@ bool FilePage::store() {
   if (state_ != State::here) return false;
   state_ = State::going;
   file_.traffic().written += static_cast<std::int64_t>(bytes_);
+  record("file_write");
   if (file_.file() == nullptr) return true;
   transfer_ = file_.file()->start_write(offset_, tensor_.raw_data(), bytes_);
   return true;
@@ -166,6 +187,7 @@ void FilePage::discard() {
 void FilePage::finish(const char* doing) {
   const bool read = state_ == State::coming;
   state_ = State::here;
+  std::exchange(recorded_, {}).wait();
   try {
     std::exchange(transfer_, {}).wait();
     if (read && file_.file() != nullptr) file_.file()->check_whole();

@@ -74,11 +74,13 @@ class FilePage {
   void discard();  // gives the memory back; what was not stored is lost
   // The read that is under way, for another thread to wait for before it uses the memory.
   BlockTransfer arrival() const { return transfer_; }
+  const Event& arrival_on_paper() const { return recorded_; }
 
  private:
   enum class State : std::uint8_t { away, coming, here, going };
   void restore();
   void finish(const char* doing);
+  void record(const char* name);
 
   OffloadFile& file_;
   std::string what_;
@@ -87,6 +89,7 @@ class FilePage {
   Tensor tensor_;
   State state_ = State::away;
   BlockTransfer transfer_;
+  Event recorded_;  // of the transfer, where a schedule is recorded
 };
 
 }  // namespace sherd

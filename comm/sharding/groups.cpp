@@ -86,9 +86,11 @@ Communicator* ShardingGroups::on_device(Communicator& host) {
   return owned_.back().get();
 }
 
-Event ShardingGroups::enqueue(const std::string& label, std::function<void()> call) {
+Event ShardingGroups::enqueue(const std::string& label, std::function<void()> call,
+                              const Event& after) {
   const Event computed = context_.compute_stream().record();
   if (!computed.done()) stream_->wait(computed);
+  if (!after.done()) stream_->wait(after);
   stream_->enqueue([this, label, call = std::move(call)] {
     const TraceScope scope(trace_, label, "communication", track_);
     if (all_) all_->barrier(label);

@@ -40,8 +40,8 @@ struct ShardingGroups {
   // Puts a call on the stream, behind what has been computed so far; the event is done when it has
   // run. On meta, where communicators only count, it runs at once. Where there are groups beside
   // `shard`, all ranks compare the label first, since ranks of different groups would not notice
-  // that they disagree.
-  Event enqueue(const std::string& label, std::function<void()> call);
+  // that they disagree. It also waits for `after`.
+  Event enqueue(const std::string& label, std::function<void()> call, const Event& after = {});
   // For such calls: data[count] := its sum over all ranks; of a tensor, or of a message in the
   // host's memory.
   void sum_over_all(void* data, std::int64_t count, DType dtype, std::string_view label);

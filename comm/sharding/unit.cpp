@@ -276,11 +276,21 @@ bool ShardedUnit::unshard() {
   void* to = address(flat_);
   void* place = reaches(source) ? nullptr : address(piece(flat_));
   std::string label = name() + (near ? " unshard from neighbours" : " unshard");
-  gathered_ = groups_.enqueue(label, [=, groups = &groups_, dtype = precision_.parameters,
-                                      read = gathering_ != nullptr ? gathering_->arrival()
-                                                                   : BlockTransfer()] {
+  const Event on_paper = gathering_ != nullptr ? gathering_->arrival_on_paper() : Event();
+  const bool crosses =
+      context_.target() == Device::cuda && source.storage().pool() == MemoryPool::host;
+  Schedule* const paper = crosses ? context_.schedule() : nullptr;
+  const auto gather = [=, groups = &groups_, dtype = precision_.parameters,
+                       read = gathering_ != nullptr ? gathering_->arrival() : BlockTransfer()] {
+    const std::size_t bytes = static_cast<std::size_t>(count) * size_of(dtype);
+    if (paper != nullptr) {
+      paper->add({.kind = Work::Kind::copy,
+                  .name = "copy_to_device",
+                  .dtype = dtype,
+                  .bytes = static_cast<std::int64_t>(bytes)});
+    }
     if (place != nullptr) {
-      groups->copy_when_read(place, from, static_cast<std::size_t>(count) * size_of(dtype), read);
+      groups->copy_when_read(place, from, bytes, read);
       return group->all_gather(place, to, count, dtype, label);
     }
     try {
@@ -289,7 +299,8 @@ bool ShardedUnit::unshard() {
       fail("{}: {}", label, error.what());
     }
     group->all_gather(from, to, count, dtype, label);
-  });
+  };
+  gathered_ = groups_.enqueue(label, gather, on_paper);
   flat_.storage().record_use(gathered_);
   source.storage().record_use(gathered_);
   flat_.storage().set_arriving(true);

@@ -18,19 +18,46 @@ std::int64_t calls(const CommunicationCounters& counters) {
   return std::accumulate(std::begin(counters.calls), std::end(counters.calls), std::int64_t{0});
 }
 
-StepPlan plan_with(TrainSettings settings, const Image& image, int ranks, int rank) {
+void record_live(Schedule& schedule, MemoryPool pool, const Ledger& ledger) {
+  for (std::size_t i = 0; i < kMemoryCategories; ++i) {
+    const auto category = static_cast<MemoryCategory>(i);
+    if (ledger.live(category) > 0) schedule.memory(pool, category, ledger.live(category));
+  }
+}
+
+StepPlan plan_with(TrainSettings settings, const Image& image, int ranks, int rank,
+                   RecordedStep* recorded = nullptr) {
   settings.weights.clear();  // which values they have changes nothing
-  const std::unique_ptr<Communicator> world = make_meta_communicator(rank, ranks);
+  Schedule* const schedule = recorded != nullptr ? &recorded->schedule : nullptr;
+  const std::unique_ptr<Communicator> world = make_meta_communicator(rank, ranks, schedule);
   ContextOptions options = rank_context_options(settings, *world);
   if (options.device == Device::cuda) options.meta_of = Device::cuda;
   options.device = Device::meta;
+  options.schedule = schedule;
   Context context(options);
   Rehearsal rehearsal(settings, image, context, *world);
   rehearsal.step->run_shape(*rehearsal.inputs, settings.batch_size);
+  if (schedule != nullptr) {
+    schedule->clear();
+    record_live(*schedule, MemoryPool::device, context.ledger());
+    record_live(*schedule, MemoryPool::host, context.host_ledger());
+    context.trace().enable();
+    rehearsal.engine.record_events(true);
+  }
   const CommunicationCounters before = rehearsal.engine.counters();
   context.work() = {};
   rehearsal.step->run_shape(*rehearsal.inputs, settings.batch_size);
   const CommunicationCounters after = rehearsal.engine.counters();
+  if (recorded != nullptr) {
+    context.trace().enable(false);
+    recorded->events = rehearsal.engine.events();
+    recorded->samples = rank_slice(settings.batch_size, rank, ranks).size;
+    for (const auto& unit : rehearsal.engine.units()) {
+      const FlatLayout& layout = unit->layout();
+      recorded->units.push_back(
+          {unit->name(), layout.numel(), layout.padded_numel(), layout.shard_numel()});
+    }
+  }
   return {memory_plan(context.ledger()),
           memory_plan(context.host_ledger()),
           rehearsal.model.parameter_count(),
@@ -256,6 +283,12 @@ MemoryPlan memory_plan(const Ledger& ledger) {
 
 StepPlan plan_step(const TrainSettings& settings, int ranks, int rank) {
   return plan_with(settings, one_image(settings), ranks, rank);
+}
+
+std::unique_ptr<RecordedStep> record_step(const TrainSettings& settings, int ranks, int rank) {
+  auto recorded = std::make_unique<RecordedStep>();
+  recorded->plan = plan_with(settings, one_image(settings), ranks, rank, recorded.get());
+  return recorded;
 }
 
 std::vector<PlanOption> options_that_fit(const TrainSettings& settings, int ranks,

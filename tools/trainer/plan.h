@@ -53,6 +53,23 @@ struct StepPlan {
 // The peaks hold from the start of the program through two steps: the first allocates what stays.
 SHERD_API StepPlan plan_step(const TrainSettings& settings, int ranks, int rank = 0);
 
+// What the engine gathers as one.
+struct PlannedUnit {
+  std::string name;
+  std::int64_t parameters = 0, padded = 0, shard = 0;  // elements; with padding; of one rank
+};
+
+// plan_step(), and how its second step, which is like all that follow, comes about.
+struct RecordedStep {
+  StepPlan plan;
+  Schedule schedule;  // begins with what is live in each category
+  std::vector<PlannedUnit> units;
+  std::vector<ShardingEvent> events;
+  std::int64_t samples = 0;  // of this rank
+};
+SHERD_API std::unique_ptr<RecordedStep> record_step(const TrainSettings& settings, int ranks,
+                                                    int rank = 0);
+
 // Whether a step of this peak surely runs under the limit. What an allocator reserves beyond what
 // is live is a part of a page for each free piece: see Note [Near the limit] in allocator.h.
 constexpr bool fits(std::int64_t peak_bytes, std::size_t limit) {
