@@ -149,7 +149,7 @@ TEST_CASE("system: products of a type that it does not have") {
 TEST_CASE("system: names are found beside the sources or where SHERD_SYSTEMS says; all are valid") {
   const std::vector<std::string> names = known_systems();
   CHECK(names == std::vector<std::string>{"ac922-v100", "dgx-a100", "dgx-b200", "dgx-h100",
-                                          "dgx-h200", "gb200-nvl72"});
+                                          "dgx-h200", "gb200-nvl72", "grand-teton-h100"});
   for (const std::string& name : names) {
     CAPTURE(name);
     const System s = read_system(name);
