@@ -1,5 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-#include <fmt/format.h>
 #include <sched.h>
 #include <sherd/runtime/context.h>
 #include <sherd/runtime/cuda/device.h>
@@ -58,12 +57,11 @@ Context::~Context() = default;
 
 // Each change becomes a counter of the trace, or an entry of the schedule.
 void Context::watch_ledger(Ledger& ledger, MemoryPool pool) {
-  const char* const where = pool == MemoryPool::device ? "memory" : "host memory";
-  ledger.watch([this, &ledger, pool, where](MemoryCategory category) {
+  ledger.watch([this, &ledger, pool](MemoryCategory category) {
     if (!trace_->enabled()) return;
     const std::int64_t live = ledger.live(category);
     if (schedule() != nullptr) return schedule()->memory(pool, category, live);
-    trace_->counter(fmt::format("{}: {}", where, name_of(category)), static_cast<double>(live));
+    trace_->counter(memory_counter(pool, category), static_cast<double>(live));
   });
 }
 

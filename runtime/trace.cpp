@@ -104,6 +104,11 @@ void Trace::end(Event event) noexcept {
   ++dropped_;
 }
 
+std::string memory_counter(MemoryPool pool, MemoryCategory category) {
+  return fmt::format("{}: {}", pool == MemoryPool::device ? "memory" : "host memory",
+                     name_of(category));
+}
+
 std::size_t Trace::event_count() const {
   const std::lock_guard lock(mutex_);
   return events_.size();

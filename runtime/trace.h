@@ -17,6 +17,8 @@
 #pragma once
 
 #include <sherd/runtime/api.h>
+#include <sherd/runtime/ledger.h>
+#include <sherd/runtime/out_of_memory.h>
 
 #include <atomic>
 #include <chrono>
@@ -111,6 +113,9 @@ class SHERD_API Trace {
   std::deque<std::string> texts_;  // a deque does not move them, so that text_index_ may refer
   std::unordered_map<std::string_view, std::uint32_t> text_index_;
 };
+
+// The name of a trace's counter of what a category holds: "memory: activations".
+SHERD_API std::string memory_counter(MemoryPool pool, MemoryCategory category);
 
 // Records the time from its construction to its destruction as one complete event. The trace must
 // outlive it; the strings need not.

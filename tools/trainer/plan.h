@@ -66,6 +66,9 @@ struct RecordedStep {
   std::vector<PlannedUnit> units;
   std::vector<ShardingEvent> events;
   std::int64_t samples = 0;  // of this rank
+  double model_flops = 0.0;  // of the whole batch: forward times three, whatever is run again
+  DType dtype = DType::f32;  // that is computed in
+  int threads = 0;           // of a rank, on the cpu
 };
 SHERD_API std::unique_ptr<RecordedStep> record_step(const TrainSettings& settings, int ranks,
                                                     int rank = 0);

@@ -1,0 +1,117 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/tools/planner/planned_step.h>
+
+#include <sherd/runtime/error.h>
+#include <sherd/tools/planner/cost_model.h>
+#include <sherd/tools/planner/measured_cost.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace sherd {
+namespace {
+
+bool is_attention(const Work& work) {
+  return work.kind == Work::Kind::kernel && work.flops > 0;
+}
+
+// A CPU that was measured: what was not measured there, such as a disk, is as the file describes.
+SimulationRules rules_of_measured(const RecordedStep& step, const System& system, int ranks) {
+  const auto measured =
+      std::make_shared<MeasuredCosts>(*system.measured, step.threads, ranks, system.path);
+  const auto described = std::make_shared<CostModel>(system, ranks);
+  SimulationRules rules;
+  rules.seconds = [measured, described](const Work& work) {
+    const bool alone = work.kind == Work::Kind::collective && work.group.size == 1;
+    if (alone) return 0.0;
+    const bool moved = work.kind == Work::Kind::file || work.kind == Work::Kind::copy ||
+                       work.kind == Work::Kind::host;
+    return moved ? described->seconds(work) : measured->seconds(work);
+  };
+  rules.shared_cores = ranks * (step.threads + 1) > measured->cores();
+  return rules;
+}
+
+}  // namespace
+
+std::string_view name_of(Resource resource) {
+  static constexpr std::string_view kNames[] = {"products", "memory bandwidth", "communication",
+                                                "host and disk", "launches"};
+  return kNames[static_cast<std::size_t>(resource)];
+}
+
+Resource resource_of(const Work& work) {
+  switch (work.kind) {
+    case Work::Kind::product: return Resource::products;
+    case Work::Kind::kernel: return is_attention(work) ? Resource::products : Resource::memory;
+    case Work::Kind::collective: return Resource::network;
+    case Work::Kind::copy:
+    case Work::Kind::host:
+    case Work::Kind::file: break;
+  }
+  return Resource::host;
+}
+
+SimulationRules rules_for(const RecordedStep& step, const System& system, int ranks) {
+  if (!system.cuda && !system.measured->empty()) return rules_of_measured(step, system, ranks);
+  const auto described = std::make_shared<CostModel>(system, ranks);
+  SimulationRules rules;
+  rules.seconds = [described](const Work& work) { return described->seconds(work); };
+  rules.host_computes = !system.cuda;
+  rules.launch_seconds = described->launch_seconds();
+  return rules;
+}
+
+StepTimes time_step(const RecordedStep& step, const TrainSettings& settings, const System& system,
+                    int ranks) {
+  SHERD_CHECK(system.cuda == (settings.device == "cuda"),
+              "--system {} is of device {}, and the step of --device {}; change one of them",
+              system.name, system.cuda ? "cuda" : "cpu", settings.device);
+  const SimulationRules rules = rules_for(step, system, ranks);
+  StepTimes times;
+  times.simulation = simulate(step.schedule, rules);
+  times.seconds = times.simulation.seconds;
+  times.exposed = times.simulation.exposed;
+  times.images_per_second = static_cast<double>(settings.batch_size) / times.seconds;
+  times.busy.assign(kResources, 0.0);
+  for (const Simulation::PlacedWork& placed : times.simulation.works) {
+    const Work& work = step.schedule.works()[static_cast<std::size_t>(placed.work)];
+    times.busy[static_cast<std::size_t>(resource_of(work))] += rules.seconds(work);
+  }
+  times.busy[static_cast<std::size_t>(Resource::launches)] =
+      rules.launch_seconds * static_cast<double>(times.simulation.works.size());
+  const auto rates = system.products.find(step.dtype);
+  if (rates != system.products.end()) {
+    times.mfu = step.model_flops / (times.seconds * ranks * rates->second.peak);
+  }
+  for (std::size_t i = 0; i < kResources; ++i) {
+    const auto resource = static_cast<Resource>(i);
+    SimulationRules faster = rules;
+    if (resource == Resource::launches) faster.launch_seconds /= 2.0;
+    faster.seconds = [&rules, resource](const Work& work) {
+      return rules.seconds(work) / (resource_of(work) == resource ? 2.0 : 1.0);
+    };
+    const double then = simulate(step.schedule, faster).seconds;
+    times.sensitivity.push_back((times.seconds - then) / times.seconds);
+  }
+  return times;
+}
+
+std::unique_ptr<Trace> planned_trace(const RecordedStep& step, const Simulation& simulation) {
+  constexpr double kMicroseconds = 1e6;
+  auto trace = std::make_unique<Trace>();
+  trace->enable();
+  const std::vector<std::string>& texts = step.schedule.texts();
+  const auto text = [&](std::int32_t index) { return texts[static_cast<std::size_t>(index)]; };
+  for (const Simulation::Scope& scope : simulation.scopes) {
+    trace->complete(text(scope.name), text(scope.category), trace->track(text(scope.track)),
+                    scope.start * kMicroseconds, (scope.end - scope.start) * kMicroseconds);
+  }
+  for (const Simulation::Memory& memory : simulation.memory) {
+    trace->counter(memory_counter(memory.pool, memory.category), static_cast<double>(memory.live),
+                   memory.time * kMicroseconds);
+  }
+  return trace;
+}
+
+}  // namespace sherd
