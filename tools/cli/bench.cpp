@@ -401,11 +401,13 @@ Command add_bench(CLI::App& parent) {
       step, {"model", "optimizer", "sharding", "data.dataset", "data.data_dir", "data.image_size",
              "data.classes", "run.batch_size", "run.micro_batch", "run.device", "run.attention",
              "run.graph", "precision", "memory", "run.threads", "run.seed", "run.trace"});
+  const Command calibrate = add_bench_calibrate(*app);
   const Command checkpoint = add_bench_checkpoint(*app);
   const Command comm = add_bench_comm(*app);
   const Command disk = add_bench_disk(*app);
   const Command kernels = add_bench_kernels(*app);
-  return {app, [options, warmup, matrix, flags, checkpoint, comm, disk, kernels] {
+  return {app, [options, warmup, matrix, flags, calibrate, checkpoint, comm, disk, kernels] {
+            if (calibrate.app->parsed()) return calibrate.run();
             if (checkpoint.app->parsed()) return checkpoint.run();
             if (comm.app->parsed()) return comm.run();
             if (kernels.app->parsed()) return kernels.run();

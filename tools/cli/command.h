@@ -24,7 +24,9 @@ Command add_eval(CLI::App& parent);
 Command add_inspect(CLI::App& parent);
 Command add_inspect_checkpoint(CLI::App& inspect);  // below add_inspect
 Command add_convert(CLI::App& parent);
+Command add_plan(CLI::App& parent);
 Command add_bench(CLI::App& parent);
+Command add_bench_calibrate(CLI::App& bench);   // below add_bench
 Command add_bench_checkpoint(CLI::App& bench);  // below add_bench
 Command add_bench_comm(CLI::App& bench);
 Command add_bench_disk(CLI::App& bench);

@@ -60,6 +60,8 @@ int run(int argc, char** argv) {
       "  sherd inspect model                 the model names, and the parameters of one\n"
       "  sherd inspect checkpoint RUN        what its newest checkpoint holds, --verify checks it\n"
       "  sherd inspect events --ranks 4      what a sharded step does, in order\n"
+      "  sherd plan --ranks 64 ...           what a step will hold, send and take, before it is "
+      "run\n"
       "  sherd convert SOURCE DEST           weights from one format to another\n"
       "  sherd bench step                    speed of a training step on this machine\n"
       "  sherd bench kernels                 speed of each kernel beside what the device can do\n"
@@ -67,8 +69,8 @@ int run(int argc, char** argv) {
       "  sherd bench disk --dir DIR          speed of a disk that state is kept on\n"};
   app.name("sherd");
   app.set_version_flag("--version", "sherd " + version() + " (" + build_description() + ")");
-  const cli::Command commands[] = {cli::add_train(app), cli::add_eval(app), cli::add_inspect(app),
-                                   cli::add_convert(app), cli::add_bench(app)};
+  const cli::Command commands[] = {cli::add_train(app),   cli::add_eval(app), cli::add_inspect(app),
+                                   cli::add_convert(app), cli::add_plan(app), cli::add_bench(app)};
   allow_unknown_words(&app);
   try {
     app.parse(argc, argv);

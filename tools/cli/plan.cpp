@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: Apache-2.0
+// `sherd plan`: what a step will hold, send and take, before it is run.
+#include "command.h"
+
+#include <sherd/runtime/io/file.h>
+#include <sherd/runtime/io/trace_file.h>
+#include <sherd/tools/planner/choose.h>
+#include <sherd/tools/planner/explain.h>
+#include <sherd/tools/planner/model_states.h>
+#include <sherd/tools/planner/step_report.h>
+#include <sherd/tools/trainer/ranks.h>
+
+#include <chrono>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+namespace sherd::cli {
+namespace {
+
+struct PlanOptions {
+  std::string system, trace, convention;
+  std::int64_t rank = 0;
+  double parameters = 0.0, largest_layer = 0.0;
+  bool json = false, choose = false, explain = false;
+};
+
+using Clock = std::chrono::steady_clock;
+
+void check_settings(const TrainSettings& settings, int ranks) {
+  check_batch(settings, ranks);
+  sharding_options(settings, ranks);
+  loss_scale_settings(settings);
+  offloads_activations(settings);
+}
+
+// Of a model of so many parameters, or of the one of the settings.
+int plan_states(const TrainSettings& settings, const PlanOptions& options, int ranks) {
+  const StateConvention convention =
+      state_convention(options.convention, training_precision(settings));
+  std::vector<std::int64_t> units;
+  if (options.parameters > 0.0) {
+    SHERD_CHECK(options.parameters >= 1.0 && options.parameters <= 1e15 &&
+                    options.largest_layer >= 0.0 && options.largest_layer <= options.parameters,
+                "--parameters: expected 1 to 1e15, of which --largest-layer is a part; got {} and "
+                "{}",
+                options.parameters, options.largest_layer);
+    const auto largest = static_cast<std::int64_t>(options.largest_layer);
+    units.push_back(static_cast<std::int64_t>(options.parameters) - largest);
+    if (largest > 0) units.push_back(largest);
+  } else {
+    const auto step = record_step(settings, ranks);
+    for (const PlannedUnit& unit : step->units) units.push_back(unit.parameters);
+  }
+  fmt::print("{}", model_states_text(convention, units, ranks));
+  return 0;
+}
+
+int plan(TrainSettings settings, const PlanOptions& options,
+         const std::vector<std::string>& fixed) {
+  check_range("--ranks", settings.ranks, 1, 1 << 20);
+  const int ranks = static_cast<int>(settings.ranks);
+  SHERD_CHECK(options.parameters == 0.0 || !options.convention.empty(),
+              "--parameters: has a use with --convention alone, which needs no more of a model");
+  if (!options.convention.empty()) return plan_states(settings, options, ranks);
+  check_range("--rank", options.rank, 0, ranks - 1);
+  std::optional<System> system;
+  if (!options.system.empty()) {
+    system = read_system(options.system);
+    settings.device = system->cuda ? "cuda" : "cpu";
+  }
+  check_settings(settings, ranks);
+  const auto start = Clock::now();
+  if (options.choose) {
+    SHERD_CHECK(system, "--auto: chooses by the time of a step; give a --system");
+    const Choices choices = choose(settings, fixed, *system, ranks);
+    fmt::print("{}", choices_text(choices, 10));
+    fmt::print("{} combinations planned in {:.1f} s; what follows is the first\n\n", choices.tried,
+               std::chrono::duration<double>(Clock::now() - start).count());
+    settings = choices.ranked.front().settings;
+  }
+  settings.recompute = chosen_recompute(settings, ranks);
+  const auto step = record_step(settings, ranks, static_cast<int>(options.rank));
+  std::optional<StepTimes> times;
+  if (system) times = time_step(*step, settings, *system, ranks);
+  const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  const System* const on = system ? &*system : nullptr;
+  const StepTimes* const timed = times ? &*times : nullptr;
+  if (options.json) {
+    nlohmann::ordered_json json = plan_json(*step, settings, ranks, on, timed);
+    json["planned_in_seconds"] = seconds;
+    fmt::print("{}\n", json.dump());
+  } else if (options.explain) {
+    fmt::print("{}", explain(*step, settings, ranks, on, timed));
+  } else {
+    fmt::print("{}", plan_text(*step, settings, ranks, on, timed));
+    fmt::print("\nplanned in {:.3f} s with {} of memory; nothing was allocated or computed\n",
+               seconds, format_bytes(peak_resident_bytes()));
+  }
+  if (options.trace.empty()) return 0;
+  SHERD_CHECK(times, "--trace: a planned trace needs times; give a --system");
+  write_trace(*planned_trace(*step, times->simulation), options.trace);
+  if (!options.json) fmt::print("trace           {}\n", options.trace);
+  return 0;
+}
+
+}  // namespace
+
+Command add_plan(CLI::App& parent) {
+  CLI::App* app = parent.add_subcommand(
+      "plan",
+      "What a rank will hold to the byte, what will travel and how long a step will take, before "
+      "it "
+      "is run:\nthe unchanged training step on paper, of any model and any number of ranks.\n\n"
+      "  sherd plan --preset vit_huge_patch14_224 --world 64 --batch-size 1024 --shard zero3 "
+      "--precision bf16\n"
+      "  sherd plan --preset vit_huge_patch14_224 --world 64 --batch-size 1024 --system dgx-h100\n"
+      "  sherd plan --preset vit_base_patch16_224 --system this-machine.json     after `sherd "
+      "bench "
+      "calibrate`\n\n"
+      "Images are synthetic unless --dataset says otherwise. --batch-size is that of all ranks.\n");
+  auto options = std::make_shared<PlanOptions>();
+  const std::string group = "plan";
+  app->add_option("--system", options->system,
+                  "where it runs, for times: a name of tools/systems, or a file of that form")
+      ->type_name("NAME|FILE")
+      ->group(group);
+  app->add_option("--rank", options->rank, "whose plan [0]")->type_name("INT")->group(group);
+  app->add_option("--trace", options->trace,
+                  "write the step as a Chrome trace, as `train --trace` would; needs --system")
+      ->type_name("FILE")
+      ->group(group);
+  app->add_flag(
+         "--auto", options->choose,
+         "search policy, mesh, unit, prefetch, recomputation, micro-batch and offloading for "
+         "the fastest step that fits --memory-limit or the system's memory; what is given as "
+         "a flag stays. Needs --system")
+      ->group(group)
+      ->disable_flag_override();
+  app->add_flag("--explain", options->explain,
+                "a page that walks through this very step, for people who study sharding")
+      ->group(group)
+      ->disable_flag_override();
+  app->add_option("--convention", options->convention,
+                  "only the model's states under every policy, as counted by sherd, zero-paper or "
+                  "deepspeed")
+      ->type_name("NAME")
+      ->group(group);
+  app->add_option("--parameters", options->parameters,
+                  "with --convention: of a model of which only that is known, such as 7.5e9")
+      ->type_name("NUMBER")
+      ->group(group);
+  app->add_option("--largest-layer", options->largest_layer,
+                  "and how many of these its largest has")
+      ->type_name("NUMBER")
+      ->group(group);
+  app->add_flag("--json", options->json, "print one JSON object, with every event and unit")
+      ->group(group)
+      ->disable_flag_override();
+  auto world = std::make_shared<std::int64_t>(0);
+  app->add_option("--world", *world, "the same as --ranks")->type_name("INT")->group(group);
+  SettingFlags flags(app, {"model", "optimizer", "sharding", "data.dataset", "data.data_dir",
+                           "data.image_size", "data.classes", "run.batch_size", "run.micro_batch",
+                           "run.device", "run.threads", "precision", "memory"});
+  return {app, [options, world, flags] {
+            check_one_process("plan");
+            Assignments before;
+            if (!flags.gives("data.dataset")) {
+              before.emplace_back("data.dataset", "synthetic");
+              // The default model's.
+              if (!flags.gives("model.preset") && !flags.gives("data.image_size"))
+                before.emplace_back("data.image_size", "1x28x28");
+            }
+            TrainSettings settings = flags.resolve_over(before);
+            SHERD_CHECK(*world == 0 || !flags.gives("sharding.ranks"),
+                        "--world and --ranks are the same; give one of them");
+            if (*world != 0) settings.ranks = *world;
+            std::vector<std::string> fixed;
+            for (const Setting& setting : setting_table()) {
+              if (flags.gives(setting.key)) fixed.push_back(setting.key);
+            }
+            return plan(settings, *options, fixed);
+          }};
+}
+
+}  // namespace sherd::cli
