@@ -7,6 +7,7 @@
 #include <sherd/tools/planner/choose.h>
 #include <sherd/tools/planner/explain.h>
 #include <sherd/tools/planner/model_states.h>
+#include <sherd/tools/planner/published_plan.h>
 #include <sherd/tools/planner/step_report.h>
 #include <sherd/tools/trainer/ranks.h>
 
@@ -21,7 +22,7 @@ struct PlanOptions {
   std::string system, trace, convention;
   std::int64_t rank = 0;
   double parameters = 0.0, largest_layer = 0.0;
-  bool json = false, choose = false, explain = false;
+  bool json = false, choose = false, explain = false, published = false;
 };
 
 using Clock = std::chrono::steady_clock;
@@ -140,6 +141,10 @@ Command add_plan(CLI::App& parent) {
                 "a page that walks through this very step, for people who study sharding")
       ->group(group)
       ->disable_flag_override();
+  app->add_flag("--published", options->published,
+                "what the simulator says of published measurements, beside them")
+      ->group(group)
+      ->disable_flag_override();
   app->add_option("--convention", options->convention,
                   "only the model's states under every policy, as counted by sherd, zero-paper or "
                   "deepspeed")
@@ -163,6 +168,10 @@ Command add_plan(CLI::App& parent) {
                            "run.device", "run.threads", "precision", "memory"});
   return {app, [options, world, flags] {
             check_one_process("plan");
+            if (options->published) {
+              fmt::print("{}", to_text(plan_published_cases()));
+              return 0;
+            }
             Assignments before;
             if (!flags.gives("data.dataset")) {
               before.emplace_back("data.dataset", "synthetic");

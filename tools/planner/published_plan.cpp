@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <sherd/tools/planner/published_plan.h>
+
+#include <sherd/runtime/error.h>
+#include <sherd/tools/planner/planned_step.h>
+
+#include <cmath>
+#include <map>
+
+namespace sherd {
+namespace {
+
+const char* unit_text(PublishedCase::Unit unit) {
+  switch (unit) {
+    case PublishedCase::Unit::tflops: return "TFLOP/s";
+    case PublishedCase::Unit::tokens: return "tokens/s";
+    case PublishedCase::Unit::seconds: break;
+  }
+  return "s";
+}
+
+}  // namespace
+
+PublishedResult plan_published(const PublishedCase& published) {
+  SHERD_CHECK(published.waiting.empty(), "published case {}: waits for {}", published.name,
+              published.waiting);
+  const System system = read_system(published.system);
+  const TrainSettings settings = published_settings(published);
+  const auto step = record_step(settings, published.ranks);
+  SimulationRules rules = rules_for(*step, system, published.ranks);
+  rules.seconds = [&, alone = rules.seconds](const Work& work) {
+    return alone(with_terms(published, work)) + more_seconds(published, work, system);
+  };
+  const Simulation simulation = simulate(step->schedule, rules);
+  PublishedResult result;
+  result.published = &published;
+  result.step_seconds = simulation.seconds;
+  // The vocabulary's products depend on each other and on nothing that travels.
+  for (const Work& work : vocabulary_work(published)) result.step_seconds += rules.seconds(work);
+  result.exposed_seconds = simulation.exposed;
+  result.figure = published_figure(published, result.step_seconds);
+  result.peak_gib = static_cast<double>(step->plan.device.peak_bytes) / 1073741824.0;
+  return result;
+}
+
+PublishedSummary plan_published_cases() {
+  PublishedSummary summary;
+  std::map<std::string, double> figures;
+  for (const PublishedCase& published : published_cases()) {
+    if (!published.waiting.empty()) {
+      summary.waiting.push_back(&published);
+      continue;
+    }
+    summary.results.push_back(plan_published(published));
+    figures[published.name] = summary.results.back().figure;
+  }
+  int compared = 0;
+  for (PublishedResult& result : summary.results) {
+    if (!result.published->ratio_to.empty())
+      result.figure /= figures.at(result.published->ratio_to);
+    if (result.published->published <= 0.0) continue;
+    result.error = result.figure / result.published->published - 1.0;
+    summary.mean_error += std::abs(result.error);
+    ++compared;
+  }
+  if (compared > 0) summary.mean_error /= compared;
+  return summary;
+}
+
+std::string to_text(const PublishedSummary& summary) {
+  std::string text =
+      fmt::format("{:<10} {:>6} {:>10} {:>11} {:>11} {:>7} {:>9}  {}\n", "case", "ranks", "step",
+                  "predicted", "published", "error", "exposed", "what");
+  for (const PublishedResult& result : summary.results) {
+    const PublishedCase& published = *result.published;
+    const bool known = published.published > 0.0, ratio = !published.ratio_to.empty();
+    text += fmt::format("{:<10} {:>6} {:>8.3f} s {:>11.5g} {:>11} {:>7} {:>8.1f}%  {}: {}\n",
+                        published.name, published.ranks, result.step_seconds, result.figure,
+                        known ? fmt::format("{:.5g}", published.published) : "-",
+                        known ? fmt::format("{:+.1f}%", 100.0 * result.error) : "-",
+                        100.0 * result.exposed_seconds / result.step_seconds,
+                        ratio ? "of " + published.ratio_to : unit_text(published.unit),
+                        published.about);
+  }
+  for (const PublishedCase* waiting : summary.waiting) {
+    text += fmt::format("{:<10} {:>6} waits for {}: {}\n", waiting->name, waiting->ranks,
+                        waiting->waiting, waiting->about);
+  }
+  return text + fmt::format("\nmean error {:.1f}%\n", 100.0 * summary.mean_error);
+}
+
+}  // namespace sherd
