@@ -2,6 +2,7 @@
 #include "command.h"
 
 #include <sherd/runtime/ledger.h>
+#include <sherd/tools/planner/choose.h>
 #include <sherd/tools/trainer/golden.h>
 #include <sherd/tools/trainer/ranks.h>
 #include <sherd/tools/trainer/train.h>
@@ -183,6 +184,24 @@ int run_golden_command(const GoldenOptions& options) {
   return result.passed ? 0 : 1;
 }
 
+// --auto: with what is not given chosen by a plan.
+TrainSettings chosen_settings(const TrainSettings& settings, const std::vector<std::string>& fixed,
+                              const std::string& system_name) {
+  SHERD_CHECK(!system_name.empty(),
+              "--auto: chooses by the time of a step; give a --system, a name of tools/systems or "
+              "the file that `sherd bench calibrate` makes");
+  const System system = read_system(system_name);
+  SHERD_CHECK(system.cuda == (settings.device == "cuda"),
+              "--system {} is of device {}, this run of --device {}; change one of them",
+              system.name, system.cuda ? "cuda" : "cpu", settings.device);
+  const Choices choices = choose(settings, fixed, system, planned_ranks(settings));
+  if (is_first_process()) {
+    fmt::print("{}the first of {} combinations is taken\n\n", choices_text(choices, 5),
+               choices.tried);
+  }
+  return choices.ranked.front().settings;
+}
+
 }  // namespace
 
 Command add_train(CLI::App& parent) {
@@ -202,7 +221,8 @@ Command add_train(CLI::App& parent) {
       "MPI\n"
       "  sherd train --golden DIR --precision fp64 --tolerance 1e-9\n");
   struct State {
-    std::string toml, golden;
+    std::string toml, golden, system;
+    bool choose = false;
     double tolerance = 0.0, weight_tolerance = -1.0;
   };
   auto state = std::make_shared<State>();
@@ -213,6 +233,18 @@ Command add_train(CLI::App& parent) {
           ->type_name("FILE");
   SettingFlags flags(app, {"model", "data", "optimizer", "schedule", "sharding", "precision",
                            "memory", "run", "checkpoint"});
+  const std::string planning = "planning";
+  CLI::Option* choose_flag =
+      app->add_flag("--auto", state->choose,
+                    "choose policy, mesh, unit, prefetch, recomputation, micro-batch and "
+                    "offloading: the fastest by a plan of what fits; what is given stays")
+          ->group(planning)
+          ->disable_flag_override();
+  app->add_option("--system", state->system,
+                  "for --auto, what it runs on: a name of tools/systems, or a file of that form")
+      ->type_name("NAME|FILE")
+      ->group(planning)
+      ->needs(choose_flag);
   const std::string group = "golden runs";
   CLI::Option* golden =
       app->add_option(
@@ -238,6 +270,19 @@ Command add_train(CLI::App& parent) {
   return {app, [state, flags, toml, golden] {
             const TrainSettings settings =
                 toml->count() > 0 ? flags.resolve(state->toml) : resolve_resumed(flags);
+            if (state->choose) {
+              SHERD_CHECK(golden->count() == 0 && !flags.gives("checkpoint.resume"),
+                          "--auto: a golden run and one that goes on have their settings already");
+              std::vector<std::string> fixed;
+              for (const Setting& setting : setting_table()) {
+                if (flags.gives(setting.key)) fixed.push_back(setting.key);
+              }
+              if (toml->count() > 0) {
+                for (const auto& [key, value] : read_toml_settings(state->toml))
+                  fixed.push_back(key);
+              }
+              return run_training(chosen_settings(settings, fixed, state->system));
+            }
             if (golden->count() == 0) return run_training(settings);
             std::vector<std::string> used{"precision.precision", "data.data_dir", "run.threads"};
             for (const Setting& setting : setting_table()) {

@@ -6,7 +6,7 @@
 #include <sherd/tools/planner/measured_cost.h>
 
 #include <algorithm>
-#include <numeric>
+#include <map>
 
 namespace sherd {
 namespace {
@@ -97,19 +97,31 @@ StepTimes time_step(const RecordedStep& step, const TrainSettings& settings, con
   return times;
 }
 
+// In the order in which a run records: a scope when it ends, memory when it changes.
 std::unique_ptr<Trace> planned_trace(const RecordedStep& step, const Simulation& simulation) {
+  using Kind = Schedule::Kind;
   constexpr double kMicroseconds = 1e6;
   auto trace = std::make_unique<Trace>();
   trace->enable();
   const std::vector<std::string>& texts = step.schedule.texts();
   const auto text = [&](std::int32_t index) { return texts[static_cast<std::size_t>(index)]; };
-  for (const Simulation::Scope& scope : simulation.scopes) {
-    trace->complete(text(scope.name), text(scope.category), trace->track(text(scope.track)),
-                    scope.start * kMicroseconds, (scope.end - scope.start) * kMicroseconds);
-  }
-  for (const Simulation::Memory& memory : simulation.memory) {
-    trace->counter(memory_counter(memory.pool, memory.category), static_cast<double>(memory.live),
-                   memory.time * kMicroseconds);
+  std::map<std::int32_t, std::size_t> scope_at;  // by the entry that began it
+  std::size_t memory = 0;
+  const std::vector<Schedule::Entry>& entries = step.schedule.entries();
+  for (std::size_t i = 0; i < entries.size(); ++i) {
+    const Schedule::Entry& entry = entries[i];
+    if (entry.kind == Kind::scope_begin) {
+      const std::size_t next = scope_at.size();
+      scope_at[static_cast<std::int32_t>(i)] = next;
+    } else if (entry.kind == Kind::scope_end) {
+      const Simulation::Scope& scope = simulation.scopes[scope_at.at(entry.index)];
+      trace->complete(text(scope.name), text(scope.category), trace->track(text(scope.track)),
+                      scope.start * kMicroseconds, (scope.end - scope.start) * kMicroseconds);
+    } else if (entry.kind == Kind::memory) {
+      const Simulation::Memory& change = simulation.memory[memory++];
+      trace->counter(memory_counter(change.pool, change.category), static_cast<double>(change.live),
+                     change.time * kMicroseconds);
+    }
   }
   return trace;
 }
