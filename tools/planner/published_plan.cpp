@@ -25,7 +25,9 @@ PublishedResult plan_published(const PublishedCase& published) {
   SHERD_CHECK(published.waiting.empty(), "published case {}: waits for {}", published.name,
               published.waiting);
   const System system = read_system(published.system);
-  const TrainSettings settings = published_settings(published);
+  TrainSettings settings = published_settings(published);
+  settings.device = system.cuda ? "cuda" : "cpu";
+  settings.ranks = published.ranks;
   const auto step = record_step(settings, published.ranks);
   SimulationRules rules = rules_for(*step, system, published.ranks);
   rules.seconds = [&, alone = rules.seconds](const Work& work) {
