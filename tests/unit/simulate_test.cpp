@@ -137,6 +137,21 @@ TEST_CASE("simulate: a GPU's host issues ahead, and its device may wait for it")
   CHECK(bound.launch_bound == doctest::Approx(7.0));
 }
 
+TEST_CASE("simulate: a GPU's kernels take longer beside a collective") {
+  TwoStreams streams;
+  streams.compute_for(1);
+  streams.other_waits();
+  streams.send_for(3);
+  streams.compute_for(4);
+  streams.compute_for(1);
+  SimulationRules slowed = rules(false);
+  slowed.overlap_slowdown = 0.5;
+  const Simulation result = simulate(streams.schedule, slowed);
+  CHECK(result.works[1].end == doctest::Approx(4.0));
+  CHECK(result.works[2].end == doctest::Approx(6.0));  // 2 s of it in 3 s, 2 s alone
+  CHECK(result.seconds == doctest::Approx(7.0));
+}
+
 TEST_CASE("simulate: the host beside a GPU waits, and then has to issue again") {
   TwoStreams streams;
   streams.compute_for(10);

@@ -60,8 +60,7 @@ class Page {
 
  private:
   void title(const std::string& text) {
-    text_ +=
-        fmt::format("{}{}\n{}\n\n", text_.empty() ? "" : "\n", text, std::string(text.size(), '-'));
+    text_ += fmt::format("{}\n{}\n\n", text, std::string(text.size(), '-'));
   }
 
   // A paragraph, filled to 100 columns.
@@ -76,6 +75,12 @@ class Page {
       line += (line.empty() ? "" : " ") + word;
     }
     text_ += line + "\n\n";
+  }
+
+  std::string rounding() const {
+    return precision_.reduce == precision_.master
+               ? fmt::format("are sent in {}", name_of(precision_.reduce))
+               : fmt::format("are rounded to {} once", name_of(precision_.reduce));
   }
 
   std::int64_t size(DType dtype) const { return static_cast<std::int64_t>(size_of(dtype)); }
@@ -195,10 +200,9 @@ class Page {
       text += "There is one rank: nothing is summed.";
     } else if (!policy_.shard_optimizer) {
       text += fmt::format(
-          "When the last gradient of a unit is there, its {} are rounded to {} once and summed "
-          "over "
-          "the {} ranks, all of which keep the sum (an all-reduce: each sends twice {}).",
-          format_bytes(static_cast<std::int64_t>(sent)), name_of(precision_.reduce), ranks_,
+          "When the last gradient of a unit is there, its {} {} and summed over the {} ranks, all "
+          "of which keep the sum (an all-reduce: each sends twice {}).",
+          format_bytes(static_cast<std::int64_t>(sent)), rounding(), ranks_,
           format_bytes(static_cast<std::int64_t>(sent * (ranks_ - 1) / ranks_)));
     } else if (!policy_.shard_gradients) {
       text +=
@@ -206,11 +210,10 @@ class Page {
           "rank keeps the sum of its shard.";
     } else {
       text += fmt::format(
-          "When the last gradient of a unit is there, its {} are rounded to {} once and summed "
-          "over "
-          "the ranks; each keeps the sum of its shard alone (a reduce-scatter: each sends {}), {} "
+          "When the last gradient of a unit is there, its {} {} and summed over the ranks; each "
+          "keeps the sum of its shard alone (a reduce-scatter: each sends {}), {} "
           "in {}. The whole gradients are then released, so one unit's live at a time.",
-          format_bytes(static_cast<std::int64_t>(sent)), name_of(precision_.reduce),
+          format_bytes(static_cast<std::int64_t>(sent)), rounding(),
           format_bytes(static_cast<std::int64_t>(sent * (shards_ - 1) / shards_)),
           format_bytes(unit_.shard * size(precision_.master)), name_of(precision_.master));
     }

@@ -101,7 +101,28 @@ class Simulator {
     StreamState& stream = state(entry.stream);
     if (entry.stream == 0 && host_ > stream.ready) result_.launch_bound += host_ - stream.ready;
     placed.start = std::max(stream.ready, host_);
-    placed.end = stream.ready = placed.start + seconds;
+    placed.end = stream.ready =
+        entry.stream == 0 ? end_beside_collectives(placed.start, seconds) : placed.start + seconds;
+    if (work.kind == Work::Kind::collective) collectives_.push_back({placed.start, placed.end});
+  }
+
+  // Collectives that are asked for later begin later, after what they need of the device.
+  double end_beside_collectives(double start, double seconds) {
+    const double rate = 1.0 / (1.0 + rules_.overlap_slowdown);
+    double time = start;
+    for (; past_ < collectives_.size() && collectives_[past_].end <= start; ++past_) {
+    }
+    for (std::size_t i = past_; i < collectives_.size() && seconds > 0.0; ++i) {
+      const auto& [begin, end] = collectives_[i];
+      const double alone = std::min(seconds, std::max(0.0, begin - time));
+      time += alone;
+      seconds -= alone;
+      if (seconds <= 0.0 || time >= end) continue;
+      const double beside = std::min(seconds / rate, end - time);
+      time += beside;
+      seconds -= beside * rate;
+    }
+    return time + std::max(0.0, seconds);
   }
 
   // Note [Shared cores]
@@ -327,6 +348,11 @@ class Simulator {
   std::vector<std::int32_t> placed_;    // by entry: of result_.works
   std::vector<std::int32_t> scope_of_;  // by entry: of result_.scopes
   std::vector<std::int32_t> host_scopes_;
+  struct Interval {
+    double begin, end;
+  };
+  std::vector<Interval> collectives_;  // of a GPU, in the order in which they begin
+  std::size_t past_ = 0;               // those that ended before what is computed now
   Simulation result_;
 };
 
