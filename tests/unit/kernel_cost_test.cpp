@@ -129,9 +129,10 @@ TEST_CASE("kernel cost: larger products never take less time, on all systems") {
   for (const std::string& name : known_systems()) {
     const System s = read_system(name);
     for (const auto& [dtype, products] : s.products) {
-      const double measured = 2.0 * std::pow(8192.0, 3) / products.measured;
-      CHECK(product_seconds(s, dtype, 8192, 8192, 8192, 3 * 8192 * 8192 * 2) ==
-            doctest::Approx(measured).epsilon(0.01));
+      const std::int64_t m = products.measured_m, n = products.measured_n, k = products.measured_k;
+      const double flops = 2.0 * static_cast<double>(m * n) * static_cast<double>(k);
+      CHECK(product_seconds(s, dtype, m, n, k, 2 * (m * k + k * n + m * n)) ==
+            doctest::Approx(flops / products.measured).epsilon(0.01));
       double before = 0;
       for (std::int64_t side = 1; side < 40000; side += side / 3 + 1) {
         const double seconds = product_seconds(s, dtype, side, 4096, 1024, side * 4096 * 2);
@@ -154,4 +155,23 @@ TEST_CASE("kernel cost: the cost model dispatches and shares what a node has onc
   product_work.m = product_work.n = 160;
   product_work.k = 96;
   CHECK(all.seconds(product_work) == product_seconds(s, DType::f32, 160, 160, 96, 0));
+}
+
+TEST_CASE("kernel cost: a collective beside takes multiprocessors, not memory") {
+  System s = small();
+  s.collective_multiprocessors = 5;
+  const CostModel cost(s);
+  Work work = work_of(Work::Kind::product, 0);
+  work.m = work.n = 160;
+  work.k = 96;  // 100 tiles: 10 waves, then 20
+  CHECK(cost.seconds_beside_collective(work) - 2e-6 ==
+        doctest::Approx(2 * (cost.seconds(work) - 2e-6)));
+  work.bytes = 100'000'000;  // takes longer than either
+  CHECK(cost.seconds_beside_collective(work) == cost.seconds(work));
+  const Work attention = work_of(Work::Kind::kernel, 0, 4'800'000'000, "attention_forward");
+  CHECK(cost.seconds_beside_collective(attention) == doctest::Approx(2e-6 + 2e-3));
+  for (const auto kind : {Work::Kind::kernel, Work::Kind::copy, Work::Kind::host}) {
+    CHECK(cost.seconds_beside_collective(work_of(kind, 1 << 20)) ==
+          cost.seconds(work_of(kind, 1 << 20)));
+  }
 }

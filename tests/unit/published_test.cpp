@@ -93,18 +93,19 @@ TEST_CASE("published cases: terms of attention, of lists and of the vocabulary")
   gather.name = "all_gather";
   gather.bytes = 1000;
   gather.group = {0, 384, 1};
-  CHECK(more_seconds(unfused, gather, system) == doctest::Approx(384 * 5e-6));
-  gather.bytes = 1'000'000'000;
-  CHECK(more_seconds(unfused, gather, system) == doctest::Approx(4e-3));
+  CHECK(more_seconds(unfused, gather, system) == doctest::Approx(384 * 2 * 5e-6));
+  gather.bytes = 2'000'000'000;
+  CHECK(more_seconds(unfused, gather, system) == doctest::Approx(8e-3));
   CHECK(more_seconds(causal, gather, system) == 0);
   gather.name = "all_reduce";
   CHECK(more_seconds(unfused, gather, system) == 0);
 
-  const std::vector<Work> works = vocabulary_work(causal);  // two passes of three products
-  REQUIRE(works.size() == 6);
+  const std::vector<Work> works = vocabulary_work(causal);  // two passes: three products, a loss
+  REQUIRE(works.size() == 8);
   CHECK(works[0].m == 6 * 2048);
   CHECK(works[0].n == 50432);
   CHECK(works[0].k == 4096);
+  CHECK(works[1].bytes == std::int64_t{32} * 6 * 2048 * 50432);
   std::int64_t flops = 0;
   for (const Work& work : works) flops += work.flops;
   CHECK(flops == causal.vocabulary_flops * causal.sequences);

@@ -15,7 +15,7 @@ namespace {
 
 constexpr const char* kText = R"({
   "name": "small", "about": ["made up"], "device": "cuda",
-  "compute_capability": 80, "multiprocessors": 4, "memory_MiB": 1024, "devices_per_node": 4,
+  "compute_capability": 80, "multiprocessors": 4, "collective_multiprocessors": 1, "memory_MiB": 1024, "devices_per_node": 4,
   "products": {"f32": {"peak_TFLOP_per_s": 2, "measured_TFLOP_per_s": 1.5,
                        "measured_at": [64, 64, 64], "tiles": [[16, 8, 1.0]], "prologue_k": 4}},
   "memory": {"GB_per_s": 100, "reached": 0.8},
@@ -54,6 +54,7 @@ TEST_CASE("system: numbers come in bytes, seconds and FLOP per second") {
   CHECK(s.cuda);
   CHECK(s.compute_capability == 80);
   CHECK(s.multiprocessors == 4);
+  CHECK(s.collective_multiprocessors == 1);
   CHECK(s.memory_bytes == std::int64_t{1} << 30);
   CHECK(s.devices_per_node == 4);
   const ProductRates& products = s.products_of(DType::f32);
@@ -105,6 +106,7 @@ TEST_CASE("system: a bad file is an error that names the file, the key and what 
       {"/products/f32/measured_at", {64, 64}, {"measured_at is [64,64]: expected [m, n, k]"}},
       {"/products/fp16", json::object(), {"'products.fp16' is not a type; did you mean 'f16'?"}},
       {"/products", json::object(), {"products is {}: expected at least one type"}},
+      {"/collective_multiprocessors", 4, {"expected a whole number from 0 to 3"}},
       {"/devices_per_node", 0, {"devices_per_node is 0: expected a whole number from 1 to 1024"}},
       {"/devices_per_node", 2.5, {"devices_per_node is 2.5: expected a whole number"}},
       {"/device", "gpu", {"device is 'gpu': expected cuda, cpu"}},

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// CostModel: how long a piece of work takes on a system, beside no other work.
+// CostModel: how long a piece of work takes on a system.
 //
 //   const CostModel cost(read_system("dgx-a100"), ranks);
 //   for (const Work& work : schedule.works()) total += cost.seconds(work);
@@ -19,12 +19,15 @@ class SHERD_API CostModel {
   // On the stream that the work is on. Throws where the system cannot do it: products of a type
   // that it does not have, a group over more nodes than a network joins.
   double seconds(const Work& work) const;
+  // The same while a collective runs beside it all the time: products and attention have the
+  // multiprocessors that the collective leaves. What is bound by memory is not slowed.
+  double seconds_beside_collective(const Work& work) const;
   // Of the host, for each kernel, copy or collective that it asks for.
   double launch_seconds() const { return system_.launch_seconds; }
   const System& system() const { return system_; }
 
  private:
-  System system_;
+  System system_, beside_collective_;
   int ranks_;
 };
 

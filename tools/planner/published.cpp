@@ -313,8 +313,8 @@ Work with_terms(const PublishedCase& published, const Work& work) {
 double more_seconds(const PublishedCase& published, const Work& work, const System& system) {
   if (!published.list_collectives || work.kind != Work::Kind::collective) return 0;
   if (work.name != "all_gather" && work.name != "reduce_scatter") return 0;
-  // Each copy takes at least its kernel, and the host that asks for it.
-  const double each = std::max(system.smallest_kernel_seconds, system.launch_seconds);
+  // For each piece the host makes a view and asks for a copy, which takes at least a kernel.
+  const double each = std::max(system.smallest_kernel_seconds, 2 * system.launch_seconds);
   const double moved = 2 * static_cast<double>(work.bytes) /
                        (system.memory_bytes_per_second * system.memory_reached);
   return std::max(moved, work.group.size * each);
@@ -339,9 +339,15 @@ std::vector<Work> vocabulary_work(const PublishedCase& published) {
     work.bytes = bytes_of * (m * k + k * n + m * n);
     return work;
   };
+  // Kernels of PyTorch one by one, in fp32: to fp32 (2 + 4 bytes a logit), the logarithm of the
+  // softmax (4 + 4), its gradient (8 + 4), back to 16 bits (4 + 2).
+  Work loss;
+  loss.name = "vocabulary_loss";
+  loss.bytes = 32 * rows * vocabulary;
   std::vector<Work> works;
   for (std::int64_t done = 0; done < published.sequences; done += micro) {
     works.push_back(product("vocabulary_forward", rows, vocabulary, dim));
+    works.push_back(loss);
     works.push_back(product("vocabulary_input_gradient", rows, dim, vocabulary));
     works.push_back(product("vocabulary_weight_gradient", vocabulary, dim, rows));
   }

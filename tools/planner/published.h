@@ -71,8 +71,8 @@ SHERD_API Work with_terms(const PublishedCase& published, const Work& work);
 // Seconds that the published program needed beside that: copies of lists.
 SHERD_API double more_seconds(const PublishedCase& published, const Work& work,
                               const System& system);
-// The products with the vocabulary's matrix of a rank in a step, one after the other: logits and
-// the gradients of both factors, for each micro-batch.
+// The work with the vocabulary's matrix of a rank in a step, one after the other: logits, the loss
+// on them, and the gradients of both factors, for each micro-batch.
 SHERD_API std::vector<Work> vocabulary_work(const PublishedCase& published);
 
 // Megatron's count for one sequence, with all of the forward pass again in backward (arXiv

@@ -161,6 +161,8 @@ void read_device(System& system, Fields& fields) {
   if (system.cuda) {
     system.compute_capability = static_cast<int>(fields.whole("compute_capability", 70, 199));
     system.multiprocessors = static_cast<int>(fields.whole("multiprocessors", 1, 1024));
+    system.collective_multiprocessors =
+        static_cast<int>(fields.whole("collective_multiprocessors", 0, system.multiprocessors - 1));
   }
   Fields products = fields.object("products", "an object with a type, such as \"bf16\", as key");
   if (products.value().empty()) {

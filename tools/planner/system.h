@@ -61,11 +61,12 @@ struct HostParts {
 
 struct System {
   std::string name, path;
-  std::vector<std::string> about;  // where each number comes from
-  bool cuda = true;                // else device cpu
-  int compute_capability = 0;      // 80; of device cuda
-  int multiprocessors = 1;         // of one device; cores of device cpu are one
-  std::int64_t memory_bytes = 0;   // of one device
+  std::vector<std::string> about;      // where each number comes from
+  bool cuda = true;                    // else device cpu
+  int compute_capability = 0;          // 80; of device cuda
+  int multiprocessors = 1;             // of one device; cores of device cpu are one
+  int collective_multiprocessors = 0;  // of them busy while a collective runs; of device cuda
+  std::int64_t memory_bytes = 0;       // of one device
   int devices_per_node = 1;
   std::map<DType, ProductRates> products;
   double memory_bytes_per_second = 0;  // of one device, on the data sheet
