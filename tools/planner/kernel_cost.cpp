@@ -30,13 +30,20 @@ double tiled_flops(const System& system, const ProductRates& products, const Pro
   return waves * 2.0 * static_cast<double>(tile.rows * tile.columns) * depth / tile.fraction;
 }
 
-double fastest_tiled_flops(const System& system, const ProductRates& products, std::int64_t m,
-                           std::int64_t n, std::int64_t k) {
-  double fewest = std::numeric_limits<double>::infinity();
+// The least that time(tiled FLOPs, bytes of the parts' sums) is over the tiles and splits.
+template <typename Time>
+double fastest(const System& system, const ProductRates& products, std::int64_t m, std::int64_t n,
+               std::int64_t k, const Time& time) {
+  double least = std::numeric_limits<double>::infinity();
   for (const ProductTile& tile : products.tiles) {
-    fewest = std::min(fewest, tiled_flops(system, products, tile, m, n, k, 1));
+    for (std::int64_t splits = 1; splits <= kMostSplits && (splits == 1 || splits * 2 <= k);
+         splits *= 2) {
+      const double flops = tiled_flops(system, products, tile, m, n, k, splits);
+      const double sums = splits == 1 ? 0 : 2.0 * 4.0 * static_cast<double>(splits * m * n);
+      least = std::min(least, time(flops, sums));
+    }
   }
-  return fewest;
+  return least;
 }
 
 // Of one multiprocessor inside a tile, FLOP/s.
@@ -44,7 +51,8 @@ double tile_rate(const System& system, const ProductRates& products) {
   const std::int64_t m = products.measured_m, n = products.measured_n, k = products.measured_k;
   const double seconds = 2.0 * static_cast<double>(m) * static_cast<double>(n) *
                          static_cast<double>(k) / products.measured;
-  const double rate = fastest_tiled_flops(system, products, m, n, k) / seconds;
+  const double rate =
+      fastest(system, products, m, n, k, [](double flops, double) { return flops; }) / seconds;
   return std::min(rate, products.peak / system.multiprocessors);
 }
 
@@ -63,16 +71,9 @@ double product_seconds(const System& system, DType dtype, std::int64_t m, std::i
   if (m == 0 || n == 0) return 0;
   const ProductRates& products = system.products_of(dtype);
   const double rate = tile_rate(system, products), bandwidth = reached_bandwidth(system);
-  double best = std::numeric_limits<double>::infinity();
-  for (const ProductTile& tile : products.tiles) {
-    for (std::int64_t splits = 1; splits <= kMostSplits && (splits == 1 || splits * 2 <= k);
-         splits *= 2) {
-      const double flops = tiled_flops(system, products, tile, m, n, k, splits) / rate;
-      const double parts = splits == 1 ? 0 : 2.0 * 4.0 * static_cast<double>(splits);
-      const double moved = static_cast<double>(bytes) + parts * static_cast<double>(m * n);
-      best = std::min(best, std::max(flops, moved / bandwidth));
-    }
-  }
+  const double best = fastest(system, products, m, n, k, [&](double flops, double sums) {
+    return std::max(flops / rate, (static_cast<double>(bytes) + sums) / bandwidth);
+  });
   return system.smallest_kernel_seconds + best;
 }
 
