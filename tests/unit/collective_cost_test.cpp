@@ -126,6 +126,9 @@ TEST_CASE("collective cost: all-gather and reduce-scatter by the formulas") {
     cost = collective_cost(collective, 1 << 30, {0, 16, 1}, s);
     CHECK(cost.seconds == near(70.0 * kMicro + (1 << 30) / (192 * kGiga * 16 / 15)));
   }
+  // Small, between 8 nodes: LL, whose bandwidth is at most what the processor passes on.
+  CHECK(collective_cost(Collective::all_gather, 4096, {0, 64, 1}, s).seconds ==
+        near((6.6 + 56 * 1.0 + 7 * 2.7) * kMicro + 4096 / (20.4 * kGiga * 64 / 63)));
   // 127 nodes apart with one rank in each: 127 far steps. 8.4 + 127 x 14 us, 24 x 128 / 127 GB/s.
   const CollectiveCost cost = collective_cost(Collective::all_gather, 1 << 30, {0, 128, 8}, s);
   CHECK(cost.seconds == near((8.4 + 127 * 14) * kMicro + (1 << 30) / (24 * kGiga * 128 / 127)));

@@ -81,6 +81,9 @@ TEST_CASE("kernel cost: few tiles with a long k are split, which costs the sums"
   // One tile, ten multiprocessors: 64 parts of 128 in 7 waves are less than 8 of 1024 in one.
   CHECK(product(s, 16, 16, 8192) == near(tile * 7 * (128 + 4)));
   CHECK(product(s, 16, 16, 16) == near(tile * (2 + 4)));  // 8 parts of 2 in one wave
+  // Sums of 8 parts, 2 x 4 bytes x 256 elements each, are what takes longest.
+  s.memory_bytes_per_second = 40e9;
+  CHECK(product(s, 16, 16, 8192) == near(8 * 8 * 256 / 20e9));
   // With the memory so slow that parts cost more than they gain: no parts.
   s.memory_bytes_per_second = 2e6;
   CHECK(product(s, 16, 16, 8192) == near(tile * (8192 + 4)));

@@ -85,6 +85,36 @@ TEST_CASE("system: numbers come in bytes, seconds and FLOP per second") {
   CHECK(s.near_devices() == 4);
 }
 
+TEST_CASE("system: device cpu has links with latencies, and no NVLink") {
+  constexpr const char* kCpu = R"({
+    "name": "host", "about": ["made up"], "device": "cpu", "memory_MiB": 1024,
+    "devices_per_node": 4,
+    "products": {"f32": {"peak_TFLOP_per_s": 2, "measured_TFLOP_per_s": 1.5,
+                         "measured_at": [64, 64, 64], "tiles": [[1, 1, 1]], "prologue_k": 0}},
+    "memory": {"GB_per_s": 100, "reached": 0.8},
+    "launch": {"host_us": 0, "smallest_kernel_us": 1},
+    "attention": {"forward": 0.5, "backward": 0.25},
+    "node_link": {"kind": "memory", "GB_per_s": 10, "latency_us": 3},
+    "network": {"GB_per_s": 1, "adapters": 1, "latency_us": 20},
+    "host": {"processor": "amd", "memory_GB_per_s": 100, "disk_GB_per_s": 2}
+  })";
+  const System s = parse_system(kCpu, "host.json");
+  CHECK_FALSE(s.cuda);
+  CHECK(s.multiprocessors == 1);
+  CHECK(s.domain_devices() == 1);
+  CHECK(s.node_link->latency == near(3e-6));
+  CHECK(s.network->latency == near(20e-6));
+  CHECK(s.measured->empty());
+  json document = json::parse(kCpu);
+  document["node_link"].erase("latency_us");
+  CHECK_THROWS_WITH_AS(parse_system(document.dump(), "host.json"),
+                       doctest::Contains("the key 'node_link.latency_us' is missing"), Error);
+  document = json::parse(kCpu);
+  document["multiprocessors"] = 4;
+  CHECK_THROWS_WITH_AS(parse_system(document.dump(), "host.json"),
+                       doctest::Contains("'multiprocessors' is not known"), Error);
+}
+
 TEST_CASE("system: a bad file is an error that names the file, the key and what is expected") {
   struct Bad {
     const char* key;
