@@ -158,6 +158,10 @@ PublishedCase llm_foundry(const std::string& name, const Stack& stack, const std
   c.source = "llm-foundry, scripts/train/benchmarking/README.md";
   put(c.settings, "precision.precision", "bf16");
   put(c.settings, "precision.reduce_dtype", "fp32");
+  c.loss_bytes_moved = 6;  // its fused cross-entropy
+  c.loss_bytes_held = 4;
+  // FSDP reduces after each micro-batch, unless asked not to.
+  if (micro_batch < sequences) put(c.settings, "sharding.reduce_every", "micro");
   c.attention_part = 0.5;
   c.unit = Unit::tokens;
   c.published = tokens_of_all / ranks;
@@ -320,6 +324,13 @@ double more_seconds(const PublishedCase& published, const Work& work, const Syst
   return std::max(moved, work.group.size * each);
 }
 
+std::int64_t vocabulary_bytes(const PublishedCase& published) {
+  const std::int64_t dim = setting_of(published, "model.dim");
+  const std::int64_t vocabulary = published.vocabulary_flops / (6 * published.tokens * dim);
+  const std::int64_t rows = setting_of(published, "run.micro_batch") * published.tokens;
+  return published.loss_bytes_held * rows * vocabulary;
+}
+
 std::vector<Work> vocabulary_work(const PublishedCase& published) {
   const std::int64_t micro = setting_of(published, "run.micro_batch");
   const std::int64_t dim = setting_of(published, "model.dim");
@@ -339,11 +350,9 @@ std::vector<Work> vocabulary_work(const PublishedCase& published) {
     work.bytes = bytes_of * (m * k + k * n + m * n);
     return work;
   };
-  // Kernels of PyTorch one by one, in fp32: to fp32 (2 + 4 bytes a logit), the logarithm of the
-  // softmax (4 + 4), its gradient (8 + 4), back to 16 bits (4 + 2).
   Work loss;
   loss.name = "vocabulary_loss";
-  loss.bytes = 32 * rows * vocabulary;
+  loss.bytes = published.loss_bytes_moved * rows * vocabulary;
   std::vector<Work> works;
   for (std::int64_t done = 0; done < published.sequences; done += micro) {
     works.push_back(product("vocabulary_forward", rows, vocabulary, dim));

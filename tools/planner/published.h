@@ -43,8 +43,12 @@ struct PublishedCase {
 
   // Terms; all for one sequence of one rank in a step.
   std::int64_t vocabulary_flops = 0;  // of the products with the vocabulary's matrix, 3 * 2 s h V
-  double attention_part = 1;          // of attention's FLOPs that were computed: 0.5 where a causal
-                                      // kernel leaves out what is masked
+  // Of the loss on its logits: bytes moved and held for each. 32 and 12 for kernels of PyTorch one
+  // by one: to fp32 (2 + 4), the logarithm of the softmax (4 + 4), its gradient (8 + 4), back to 16
+  // bits (4 + 2); held are logits and gradients in 16 bits and fp32. 6 and 4 for one kernel on 16.
+  int loss_bytes_moved = 32, loss_bytes_held = 12;
+  double attention_part = 1;  // of attention's FLOPs that were computed: 0.5 where a causal
+                              // kernel leaves out what is masked
   // Attention of several kernels: how often scores [heads, s, s] in 16 bits are read or written.
   int score_passes_forward = 0, score_passes_backward = 0;
   // Collectives on lists of tensors: every rank's piece is copied by a kernel of its own.
@@ -74,6 +78,9 @@ SHERD_API double more_seconds(const PublishedCase& published, const Work& work,
 // The work with the vocabulary's matrix of a rank in a step, one after the other: logits, the loss
 // on them, and the gradients of both factors, for each micro-batch.
 SHERD_API std::vector<Work> vocabulary_work(const PublishedCase& published);
+// What the logits of a micro-batch and their gradients take at the end of the forward pass, when
+// activations do most.
+SHERD_API std::int64_t vocabulary_bytes(const PublishedCase& published);
 
 // Megatron's count for one sequence, with all of the forward pass again in backward (arXiv
 // 2104.04473, equation 3): 96 s l h^2 (1 + s / (6h) + V / (16 l h)).
