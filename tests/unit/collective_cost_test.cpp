@@ -195,8 +195,14 @@ TEST_CASE("collective cost: broadcast, all-to-all and messages") {
   // Two nodes: 8 of 16 pieces by one adapter, 24 GB/s, beside 7 by NVLink.
   CHECK(collective_cost(Collective::all_to_all, 1 << 30, {0, 16, 1}, s).seconds ==
         near(22.4 * kMicro + 0.5 * (1 << 30) / (24 * kGiga)));
-  // On sockets the bus between them is shared by three; 3 of 6 pieces go over it at most.
-  CHECK(collective_cost(Collective::all_to_all, 1 << 30, {0, 6, 1}, sockets()).seconds > 0);
+  // Between sockets: 3 of 6 pieces, by a third of the bus, and PCI's 5.7 us.
+  CHECK(collective_cost(Collective::all_to_all, 1 << 30, {0, 6, 1}, sockets()).seconds ==
+        near(14.1 * kMicro + 0.5 * (1 << 30) / (32 * kGiga / 3)));
+  // In a socket: one piece to each of two, at the same time by links of their own.
+  CHECK(collective_cost(Collective::all_to_all, 1 << 30, {0, 3, 1}, sockets()).seconds ==
+        near(11.8 * kMicro + (1 << 30) / (3 * 40 * kGiga)));
+  CHECK(collective_cost(Collective::all_to_all, 1 << 30, {0, 2, 1}, sockets()).seconds ==
+        near(11.8 * kMicro + (1 << 30) / (2 * 40 * kGiga)));
   CHECK(collective_cost(Collective::send, 1 << 30, {0, 2, 8}, s).seconds ==
         near(22.4 * kMicro + (1 << 30) / (24 * kGiga)));
 }

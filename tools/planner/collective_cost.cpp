@@ -145,33 +145,50 @@ CollectiveCost tree(const Job& job, Protocol protocol) {
   return {latency + job.bytes / (bus / 2 * factor), latency, "tree", kProtocols[protocol]};
 }
 
-// Messages from each rank to all others, at the same time.
+// How many ranks, or devices where there are fewer, share what leaves a place of `devices`.
+double sharing(int world, int devices) {
+  return world > 0 ? std::min(world, devices) : devices;
+}
+
+// Of one rank, when all of its node send.
+double network_share(const System& system, int world) {
+  const NetworkLink& network = *system.network;
+  const int near = system.near_devices();
+  const double adapters = static_cast<double>(network.adapters) * near / system.devices_per_node;
+  return network.bytes_per_second * std::min(1.0, adapters / sharing(world, near));
+}
+
+// Messages from each rank to all others, in its domain, in its node and beyond at the same time.
 CollectiveCost messages(const Job& job, int world) {
   const GroupPlace& place = job.place;
-  const double piece = job.bytes / place.ranks;
-  const double near_ranks = static_cast<double>(place.ranks) / place.nodes - 1;
-  const double far_ranks = place.ranks - 1 - near_ranks;
-  GroupPlace near = place;
-  near.domains = (near.domains + near.nodes - 1) / near.nodes;
-  near.nodes = 1;
+  const System& system = job.system;
+  const double ranks = place.ranks, in_domain = ranks / place.domains,
+               in_node = ranks / place.nodes;
+  const double piece = job.bytes / ranks;
   double seconds = 0;
-  if (near_ranks > 0) seconds = near_ranks * piece / bus_bandwidth(near, job.system, world);
-  if (far_ranks > 0) {
-    GroupPlace far = place;
-    far.fewest_in_node = far.fewest_in_domain = far.most_in_domain = 1;
-    far.domains = far.nodes;
-    seconds = std::max(seconds, far_ranks * piece / bus_bandwidth(far, job.system, world));
+  if (in_domain > 1) {
+    const FastLink& link = *system.fast_link;
+    const double peers = link.switched ? 1.0 : (in_domain - 1) / (link.devices - 1);
+    seconds = (in_domain - 1) * piece / (link.bytes_per_second * peers);
+  }
+  if (in_node > in_domain) {
+    const double share =
+        system.node_link->bytes_per_second / sharing(world, system.domain_devices());
+    seconds = std::max(seconds, (in_node - in_domain) * piece / share);
+  }
+  if (ranks > in_node) {
+    seconds = std::max(seconds, (ranks - in_node) * piece / network_share(system, world));
   }
   double latency = 0;
-  if (job.system.cuda) {
+  if (system.cuda) {
     const Wire wire = job.near_nvlink() ? kNvlink : kPci;
-    latency = kRingBase[kSimple] * kMicro + (far_ranks > 0 ? far_latency(job, kRingLatency, kSimple)
-                                                           : kRingLatency[wire][kSimple] * kMicro);
+    latency =
+        kRingBase[kSimple] * kMicro + (place.nodes > 1 ? far_latency(job, kRingLatency, kSimple)
+                                                       : kRingLatency[wire][kSimple] * kMicro);
   } else {
-    latency = (place.ranks - 1) *
-              (far_ranks > 0 ? job.system.network->latency : job.system.node_link->latency);
+    latency = (ranks - 1) * (place.nodes > 1 ? system.network->latency : system.node_link->latency);
   }
-  return {latency + seconds, latency, "messages", job.system.cuda ? kProtocols[kSimple] : ""};
+  return {latency + seconds, latency, "messages", system.cuda ? kProtocols[kSimple] : ""};
 }
 
 CollectiveCost processor_ring(const Job& job) {
@@ -218,8 +235,6 @@ GroupPlace place_of(const RankGroup& group, const System& system) {
 }
 
 double bus_bandwidth(const GroupPlace& place, const System& system, int world) {
-  const int near = system.near_devices();
-  const int sharing = world > 0 ? std::min(world, near) : near;
   double bus = std::numeric_limits<double>::infinity();
   if (place.most_in_domain > 1) {
     const FastLink& link = *system.fast_link;
@@ -227,16 +242,10 @@ double bus_bandwidth(const GroupPlace& place, const System& system, int world) {
     bus = std::min(bus, link.bytes_per_second * peers);
   }
   if (place.domains > place.nodes) {
-    const double users = std::min(sharing, system.domain_devices());
-    bus = std::min(bus, system.node_link->bytes_per_second * place.fewest_in_domain / users);
+    bus = std::min(bus, system.node_link->bytes_per_second * place.fewest_in_domain /
+                            sharing(world, system.domain_devices()));
   }
-  if (place.nodes > 1) {
-    const NetworkLink& network = *system.network;
-    const int adapters = network.adapters * near / system.devices_per_node;
-    const double fair = static_cast<double>(adapters) * place.fewest_in_node / sharing;
-    const double most = std::min(place.fewest_in_node, adapters);
-    bus = std::min(bus, network.bytes_per_second * std::min(fair, most));
-  }
+  if (place.nodes > 1) bus = std::min(bus, network_share(system, world) * place.fewest_in_node);
   return bus;
 }
 

@@ -26,9 +26,10 @@
 // what leaves the node, where R ranks are in it. So a group with one rank in each node has one
 // share of the adapters, whatever its sibling groups do.
 //
-// An all-to-all, which NCCL makes of messages, sends to near ranks at B of the node and to far ones
-// by one share of the network, at the same time. On device cpu there is one protocol, and the file
-// has the latency of a step. Left out: NVLink SHARP, collectives in switches, PAT, channel limits.
+// An all-to-all, which NCCL makes of messages, sends to the ranks of the domain, the rest of the
+// node and the rest of the world by a rank's own share of each link, at the same time. On device
+// cpu there is one protocol, and the file has the latency of a step. Left out: NVLink SHARP,
+// collectives in switches, PAT, channel limits.
 #pragma once
 
 #include <sherd/comm/communicator.h>
