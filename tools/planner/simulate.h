@@ -26,9 +26,9 @@ struct SimulationRules {
   bool host_computes = true;                   // a CPU
   bool shared_cores = false;                   // a CPU without a free core for other threads
   double launch_seconds = 0.0;                 // a GPU: of the host, for each piece of work
-  // A GPU: by what part kernels take longer while a collective is under way, whose kernels take
-  // multiprocessors and memory bandwidth.
-  double overlap_slowdown = 0.0;
+  // A GPU: of a kernel while a collective, which takes multiprocessors too, is under way all the
+  // time. Empty: the same.
+  std::function<double(const Work&)> seconds_beside_collective = {};
 };
 
 // Times in seconds from the start of the schedule.
