@@ -145,7 +145,9 @@ TEST_CASE("simulate: a GPU's kernels take longer beside a collective") {
   streams.compute_for(4);
   streams.compute_for(1);
   SimulationRules slowed = rules(false);
-  slowed.overlap_slowdown = 0.5;
+  slowed.seconds_beside_collective = [](const Work& work) {
+    return 1.5 * static_cast<double>(work.bytes);
+  };
   const Simulation result = simulate(streams.schedule, slowed);
   CHECK(result.works[1].end == doctest::Approx(4.0));
   CHECK(result.works[2].end == doctest::Approx(6.0));  // 2 s of it in 3 s, 2 s alone

@@ -57,6 +57,9 @@ SimulationRules rules_for(const RecordedStep& step, const System& system, int ra
   const auto described = std::make_shared<CostModel>(system, ranks);
   SimulationRules rules;
   rules.seconds = [described](const Work& work) { return described->seconds(work); };
+  rules.seconds_beside_collective = [described](const Work& work) {
+    return described->seconds_beside_collective(work);
+  };
   rules.host_computes = !system.cuda;
   rules.launch_seconds = described->launch_seconds();
   return rules;
@@ -91,6 +94,11 @@ StepTimes time_step(const RecordedStep& step, const TrainSettings& settings, con
     faster.seconds = [&rules, resource](const Work& work) {
       return rules.seconds(work) / (resource_of(work) == resource ? 2.0 : 1.0);
     };
+    if (rules.seconds_beside_collective) {
+      faster.seconds_beside_collective = [&rules, resource](const Work& work) {
+        return rules.seconds_beside_collective(work) / (resource_of(work) == resource ? 2.0 : 1.0);
+      };
+    }
     const double then = simulate(step.schedule, faster).seconds;
     times.sensitivity.push_back((times.seconds - then) / times.seconds);
   }

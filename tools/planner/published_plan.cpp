@@ -33,6 +33,10 @@ PublishedResult plan_published(const PublishedCase& published) {
   rules.seconds = [&, alone = rules.seconds](const Work& work) {
     return alone(with_terms(published, work)) + more_seconds(published, work, system);
   };
+  rules.seconds_beside_collective = [&,
+                                     beside = rules.seconds_beside_collective](const Work& work) {
+    return beside(with_terms(published, work)) + more_seconds(published, work, system);
+  };
   const Simulation simulation = simulate(step->schedule, rules);
   PublishedResult result;
   result.published = &published;
@@ -41,7 +45,9 @@ PublishedResult plan_published(const PublishedCase& published) {
   for (const Work& work : vocabulary_work(published)) result.step_seconds += rules.seconds(work);
   result.exposed_seconds = simulation.exposed;
   result.figure = published_figure(published, result.step_seconds);
-  result.peak_gib = static_cast<double>(step->plan.device.peak_bytes) / 1073741824.0;
+  result.peak_gib =
+      static_cast<double>(step->plan.device.peak_bytes + vocabulary_bytes(published)) /
+      1073741824.0;
   return result;
 }
 
@@ -70,22 +76,23 @@ PublishedSummary plan_published_cases() {
 }
 
 std::string to_text(const PublishedSummary& summary) {
-  std::string text =
-      fmt::format("{:<10} {:>6} {:>10} {:>11} {:>11} {:>7} {:>9}  {}\n", "case", "ranks", "step",
-                  "predicted", "published", "error", "exposed", "what");
+  std::string text = fmt::format("{:<15} {:>6} {:>10} {:>11} {:>11} {:>7} {:>9} {:>8} {:>9}  {}\n",
+                                 "case", "ranks", "step", "predicted", "published", "error",
+                                 "exposed", "GiB", "published", "what");
   for (const PublishedResult& result : summary.results) {
     const PublishedCase& published = *result.published;
     const bool known = published.published > 0.0, ratio = !published.ratio_to.empty();
-    text += fmt::format("{:<10} {:>6} {:>8.3f} s {:>11.5g} {:>11} {:>7} {:>8.1f}%  {}: {}\n",
-                        published.name, published.ranks, result.step_seconds, result.figure,
-                        known ? fmt::format("{:.5g}", published.published) : "-",
-                        known ? fmt::format("{:+.1f}%", 100.0 * result.error) : "-",
-                        100.0 * result.exposed_seconds / result.step_seconds,
-                        ratio ? "of " + published.ratio_to : unit_text(published.unit),
-                        published.about);
+    text += fmt::format(
+        "{:<15} {:>6} {:>8.3f} s {:>11.5g} {:>11} {:>7} {:>8.1f}% {:>8.1f} {:>9}  {}: {}\n",
+        published.name, published.ranks, result.step_seconds, result.figure,
+        known ? fmt::format("{:.5g}", published.published) : "-",
+        known ? fmt::format("{:+.1f}%", 100.0 * result.error) : "-",
+        100.0 * result.exposed_seconds / result.step_seconds, result.peak_gib,
+        published.published_gib > 0.0 ? fmt::format("{:.1f}", published.published_gib) : "-",
+        ratio ? "of " + published.ratio_to : unit_text(published.unit), published.about);
   }
   for (const PublishedCase* waiting : summary.waiting) {
-    text += fmt::format("{:<10} {:>6} waits for {}: {}\n", waiting->name, waiting->ranks,
+    text += fmt::format("{:<15} {:>6} waits for {}: {}\n", waiting->name, waiting->ranks,
                         waiting->waiting, waiting->about);
   }
   return text + fmt::format("\nmean error {:.1f}%\n", 100.0 * summary.mean_error);

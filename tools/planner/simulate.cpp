@@ -101,14 +101,16 @@ class Simulator {
     StreamState& stream = state(entry.stream);
     if (entry.stream == 0 && host_ > stream.ready) result_.launch_bound += host_ - stream.ready;
     placed.start = std::max(stream.ready, host_);
-    placed.end = stream.ready =
-        entry.stream == 0 ? end_beside_collectives(placed.start, seconds) : placed.start + seconds;
+    placed.end = stream.ready = entry.stream == 0
+                                    ? end_beside_collectives(work, placed.start, seconds)
+                                    : placed.start + seconds;
     if (work.kind == Work::Kind::collective) collectives_.push_back({placed.start, placed.end});
   }
 
   // Collectives that are asked for later begin later, after what they need of the device.
-  double end_beside_collectives(double start, double seconds) {
-    const double rate = 1.0 / (1.0 + rules_.overlap_slowdown);
+  double end_beside_collectives(const Work& work, double start, double seconds) {
+    if (!rules_.seconds_beside_collective || seconds <= 0.0) return start + seconds;
+    const double rate = seconds / rules_.seconds_beside_collective(work);
     double time = start;
     for (; past_ < collectives_.size() && collectives_[past_].end <= start; ++past_) {
     }
