@@ -3,6 +3,9 @@
 // the policy, one message when something goes wrong, and an end to every run.
 #include <sherd/comm/mpi.h>
 #include <sherd/runtime/exact_sum.h>
+#include <sherd/tools/planner/compare.h>
+#include <sherd/tools/planner/traced_step.h>
+#include <sherd/tools/trainer/trace_gather.h>
 #include <sys/resource.h>
 
 #include <cmath>
@@ -458,54 +461,116 @@ TEST_CASE("ranks: the configuration of a sharded run repeats it, as threads or a
   check_refusal(on_processes(2, "train " + first + "/config.toml"), {"--ranks 3", "2 processes"});
 }
 
-TEST_CASE("ranks: traces are one file a rank, on one line of time") {
-  const TempDirectory folder;
-  const auto check = [&](const std::string& name) {
-    std::vector<std::vector<std::pair<double, double>>> steps(3);
-    for (int rank = 0; rank < 3; ++rank) {
-      const std::string path =
-          folder.path(name + (rank == 0 ? "" : "-rank" + std::to_string(rank)) + ".json");
-      CAPTURE(path);
-      const json trace = json::parse(text_of(path), nullptr, false);
-      REQUIRE_FALSE(trace.is_discarded());
-      std::set<std::string> names;
-      for (const json& event : trace.is_array() ? trace : trace.at("traceEvents")) {
-        names.insert(event.at("name").get<std::string>());
-        if (event.at("name") != "step" || event.at("ph") != "X") continue;
-        const double start = event.at("ts").get<double>();
-        steps[static_cast<std::size_t>(rank)].emplace_back(start,
-                                                           start + event.at("dur").get<double>());
-      }
-      CHECK(names.contains("gradient_norm"));
-      CHECK(steps[static_cast<std::size_t>(rank)].size() == 4);
-    }
-    // Ranks meet in every step, so no rank is in one that another has left or not reached.
-    for (std::size_t step = 0; step < 4; ++step) {
-      for (const auto& rank : steps) {
-        REQUIRE(rank.size() == 4);
-        CHECK(rank[step].first < steps[0][step].second);
-        CHECK(rank[step].second > steps[0][step].first);
-      }
-    }
+namespace {
+
+// What the ranks of a trace are: each has every step, with its work, inside the others' steps.
+void check_trace(const std::string& path, std::size_t ranks, std::size_t steps) {
+  CAPTURE(path);
+  const TraceFile file = read_trace(path);
+  CHECK(file.incomplete.empty());
+  REQUIRE(file.ranks.size() == ranks);
+  std::vector<std::vector<TracedStep>> all;
+  for (const TraceFile::Rank& rank : file.ranks) {
+    all.push_back(steps_of(file, rank));
+    REQUIRE(all.back().size() == steps);
+    CHECK(rank.clock_offset == 0.0);
+    CHECK((rank.clock_uncertainty > 0.0) == (rank.rank > 0));
+    CHECK(rank.dropped == 0);
+  }
+  // Who calls a collective last lets the others go on: it lies inside all of their calls.
+  const auto overlap = [](double start, double end, double other_start, double other_end) {
+    CHECK(start < other_end);
+    CHECK(other_start < end);
   };
-  const std::string arguments =
-      "train " + kRun + "--out " + folder.path("threads") + " --trace " + folder.path("t.json");
-  CHECK(sherd_run(arguments + " --ranks 3").status == 0);
-  check("t");
-  // A file of another's is never replaced, not even by a rank that is not the first.
-  put_file(folder.path("mine-rank2.json"), bytes_of("mine"));
-  refused_on(3,
-             "train " + kRun + "--out " + folder.path("x") + " --trace " + folder.path("mine.json"),
-             {"mine-rank2.json", "is there already"});
-  CHECK(text_of(folder.path("mine-rank2.json")) == "mine");
-  CHECK(std::filesystem::is_empty(folder.path("x")));
-  CHECK_FALSE(std::filesystem::exists(folder.path("mine.json")));
-  CHECK_FALSE(std::filesystem::exists(folder.path("mine-rank1.json")));
-  if (!have_mpi()) return;
-  CHECK(on_processes(3, "train " + kRun + "--out " + folder.path("processes") + " --trace " +
-                            folder.path("p.json"))
+  for (const std::vector<TracedStep>& rank : all) {
+    for (std::size_t i = 0; i < steps; ++i) {
+      const TracedStep &step = rank[i], &first = all[0][i];
+      REQUIRE(step.note.has_value());
+      CHECK(step.number == all[0][i].number);
+      CHECK(step.note->samples == 16);
+      overlap(step.start, step.start + step.duration, first.start, first.start + first.duration);
+      const std::vector<TraceFile::Event>& calls = step.tracks.at("communication stream").events;
+      const auto& theirs = first.tracks.at("communication stream").events;
+      CHECK(calls.size() > 3);
+      REQUIRE(calls.size() == theirs.size());
+      for (std::size_t c = 0; c < calls.size(); ++c) {
+        CHECK(calls[c].name == theirs[c].name);
+        overlap(calls[c].start, calls[c].end(), theirs[c].start, theirs[c].end());
+      }
+      std::set<std::string> names;
+      for (const auto& event : step.tracks.at("main").events) names.insert(file.text(event.name));
+      CHECK(names.contains("gradient_norm"));
+      CHECK(names.contains("blocks.1"));
+    }
+  }
+  // A run beside itself is what was planned, if anything is.
+  const Comparison same = compare(file, file);
+  CHECK(same.compared_steps() > 0);
+  CHECK(std::ranges::all_of(same.steps, [](const Comparison::Step& step) {
+    return !step.left_out.empty() || step.same_events;
+  }));
+}
+
+}  // namespace
+
+TEST_CASE("ranks: a trace is one file of all ranks, on one line of time") {
+  const TempDirectory folder;
+  const auto command = [&](const std::string& name) {
+    return "train " + kRun + "--out " + folder.path(name) + " --trace " +
+           folder.path(name + ".json");
+  };
+  CHECK(sherd_run(command("two") + " --ranks 2").status == 0);
+  check_trace(folder.path("two.json"), 2, 4);
+  CHECK(sherd_run(command("three") + " --ranks 3").status == 0);
+  check_trace(folder.path("three.json"), 3, 4);
+  CHECK(sherd_run("bench step " + kModel +
+                  "--batch-size 16 --steps 1 --warmup 0 --matrix 0 --trace " +
+                  folder.path("bench.json") + " --ranks 2")
             .status == 0);
-  check("p");
+  check_trace(folder.path("bench.json"), 2, 3);
+  CHECK(over_tcp(std::vector<std::string>(3, command("tcp")), folder.path()).status == 0);
+  check_trace(folder.path("tcp.json"), 3, 4);
+  CHECK_FALSE(std::filesystem::exists(folder.path("tcp-rank1.json")));
+  check_refusal(over_tcp({command("other"), "train " + kRun + "--out " + folder.path("other")},
+                         folder.path()),
+                {"no --trace", "a --trace"});
+  CHECK_FALSE(std::filesystem::exists(folder.path("other.json")));
+  if (!have_mpi()) return;
+  CHECK(on_processes(3, command("processes")).status == 0);
+  check_trace(folder.path("processes.json"), 3, 4);
+}
+
+TEST_CASE("ranks: of a run that fails each rank keeps its own part of the trace") {
+  const TempDirectory folder;
+  // Never in place of another's file.
+  put_file(folder.path("processes-rank1.json"), bytes_of("mine"));
+  for (const bool processes : {false, true}) {
+    if (processes && !have_mpi()) continue;
+    const std::string name = processes ? "processes" : "threads";
+    const std::string command = SHERD_FAILING_PROGRAM " train " + kRun + "--out " +
+                                folder.path(name) + " --trace " + folder.path(name + ".json");
+    const Output output =
+        processes ? run(kMpiexec + "2 " + command) : run("exec " + command + " --ranks 2");
+    check_refusal(output, {"rank 1: this rank has had enough"});
+    for (const int rank : {0, 1}) {
+      if (processes && rank == 1) continue;
+      CAPTURE(rank);
+      const TraceFile file = read_trace(trace_part_path(folder.path(name + ".json"), rank));
+      CHECK(file.incomplete.find("this rank has had enough") != std::string::npos);
+      REQUIRE(file.ranks.size() == 1);
+      CHECK(file.ranks[0].rank == rank);
+      CHECK(steps_of(file, file.ranks[0]).size() == 3);  // the last one up to the error
+    }
+  }
+  CHECK(text_of(folder.path("processes-rank1.json")) == "mine");
+
+  // All know of it: the weights are no longer finite. So they write one file.
+  const Output output = sherd_run("train " + kRun + "--out " + folder.path("together") +
+                                  " --trace " + folder.path("together.json") +
+                                  " --ranks 2 --lr 1e30 --clip-grad-norm 0 --warmup-steps 0");
+  check_refusal(output, {"not finite"});
+  CHECK(read_trace(folder.path("together.json")).ranks.size() == 2);
+  CHECK_FALSE(std::filesystem::exists(folder.path("together-rank1.json")));
 }
 
 namespace {

@@ -7,9 +7,10 @@
 #include <sherd/kernels/matmul.h>
 #include <sherd/runtime/cuda/device.h>
 #include <sherd/runtime/io/file.h>
-#include <sherd/runtime/io/trace_file.h>
 #include <sherd/tools/trainer/plan.h>
 #include <sherd/tools/trainer/ranks.h>
+#include <sherd/tools/trainer/step_note.h>
+#include <sherd/tools/trainer/trace_gather.h>
 
 #include <algorithm>
 #include <chrono>
@@ -289,6 +290,21 @@ void print_result(const TrainSettings& settings, const BenchOptions& options, Co
   fmt::print("                {} held by the process\n", format_bytes(peak_resident_bytes()));
 }
 
+// Behind those that are timed.
+void trace_steps(Trace& trace, Rehearsal& test, std::int64_t batch) {
+  constexpr int kTracedSteps = 3;
+  trace.enable();
+  for (int i = 0; i < kTracedSteps; ++i) {
+    const StepResult result = test.step->run_shape(*test.inputs, batch);
+    const StepNote note{.step = result.step,
+                        .samples = result.samples,
+                        .graph = test.step->replays(),
+                        .skipped = result.skipped};
+    trace.instant(to_text(note), StepNote::kCategory, 0);
+  }
+  trace.enable(false);
+}
+
 void bench_rank(const TrainSettings& settings, const BenchOptions& options, Communicator& all) {
   check_same_start(all,
                    {fmt::format("--steps {} --warmup {} --matrix {} --comm-delay {}", options.steps,
@@ -307,6 +323,12 @@ void bench_rank(const TrainSettings& settings, const BenchOptions& options, Comm
   Communicator& world = delayed ? *delayed : all;
   const bool first = world.rank() == 0;
   ContextOptions context_settings = rank_context_options(settings, world);
+  ClockOffset clock_offset;
+  if (!settings.trace.empty()) {
+    const TraceOrigin origin = common_trace_origin(all);
+    context_settings.trace_origin = origin.time;
+    clock_offset = origin.offset;
+  }
   Context context(context_settings);
   Rehearsal test(settings, context, world);
   if (first && !options.json) {
@@ -324,11 +346,10 @@ void bench_rank(const TrainSettings& settings, const BenchOptions& options, Comm
   if (first && options.json) print_json(settings, context, test, result, rate);
   if (first && !options.json) print_result(settings, options, context, test, result, rate);
   if (settings.trace.empty()) return;
-  context.trace().enable(first);
-  test.step->run_shape(*test.inputs, settings.batch_size);
-  if (!first) return;
-  write_trace(context.trace(), settings.trace);
-  fmt::print("trace           {}\n", settings.trace);
+  trace_steps(context.trace(), test, settings.batch_size);
+  const std::string problem = gather_trace(context.trace(), all, clock_offset, settings.trace);
+  if (!problem.empty()) fail("{}", problem);
+  if (first) fmt::print("trace           {}\n", settings.trace);
 }
 
 int bench_step(TrainSettings settings, const BenchOptions& options) {

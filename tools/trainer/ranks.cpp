@@ -170,13 +170,6 @@ ContextOptions rank_context_options(const TrainSettings& settings, Communicator&
   return options;
 }
 
-Trace::Clock::time_point common_trace_origin(Communicator& world) {
-  using Clock = Trace::Clock;
-  std::int64_t origin = Clock::now().time_since_epoch().count();
-  world.broadcast(&origin, 1, DType::i64, 0, "the origin of traces");
-  return Clock::time_point(Clock::duration(origin));
-}
-
 std::string describe_ranks(const TrainSettings& settings, const Communicator& world) {
   const ShardingOptions options = sharding_options(settings, world.size());
   std::string memory;

@@ -58,9 +58,6 @@ SHERD_API void check_same_start(Communicator& world, std::vector<std::string> li
 // own. All ranks together.
 SHERD_API ContextOptions rank_context_options(const TrainSettings& settings, Communicator& world);
 
-// A moment that all ranks of a machine agree on, for their traces.
-SHERD_API Trace::Clock::time_point common_trace_origin(Communicator& world);
-
 // "4 ranks as threads, zero3", for people.
 SHERD_API std::string describe_ranks(const TrainSettings& settings, const Communicator& world);
 

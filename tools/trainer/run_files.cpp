@@ -63,14 +63,6 @@ std::string RunFiles::path(std::string_view name) const {
   return (fs::path(out_) / name).string();
 }
 
-std::string RunFiles::trace_path() const {
-  if (world_.rank() == 0) return settings_.trace;
-  const fs::path path(settings_.trace);
-  const std::string name =
-      fmt::format("{}-rank{}{}", path.stem().string(), world_.rank(), path.extension().string());
-  return (path.parent_path() / name).string();
-}
-
 std::string RunFiles::config() const {
   TrainSettings resolved = settings_;
   for (std::string* path : {&resolved.data_dir, &resolved.weights}) {
@@ -91,8 +83,9 @@ void RunFiles::make(const std::string& path, std::string_view text) {
 }
 
 void RunFiles::claim(std::int64_t bytes, const std::string& what) {
-  if (world_.rank() == 0) claim_out(bytes, what);
-  if (!settings_.trace.empty()) make(trace_path(), "");
+  if (world_.rank() != 0) return;
+  claim_out(bytes, what);
+  if (!settings_.trace.empty()) make(settings_.trace, "");
 }
 
 void RunFiles::claim_out(std::int64_t bytes, const std::string& what) {

@@ -30,8 +30,6 @@ class RunFiles {
   std::string log_path() const { return path("log.jsonl"); }
   static constexpr const char* kWeights = "model.safetensors";
   std::string weights_path() const { return path(kWeights); }
-  // Rank 0 writes to the path given, the others beside it.
-  std::string trace_path() const;
   // The settings, with paths that hold from wherever they are used later.
   std::string config() const;
 

@@ -233,8 +233,7 @@ const std::vector<Setting>& setting_table() {
       {"run.seed", &T::seed, "of initial weights, data order and dropout"},
       {"run.out", &T::out, "folder of the results; empty: runs/DATASET-TIME"},
       {"run.trace", &T::trace,
-       "write a Chrome trace of the first 10 steps to this new file, other ranks to NAME-rankR "
-       "beside it"},
+       "write a Chrome trace of the first 10 steps of all ranks to this new file"},
       {"run.log_every", &T::log_every, "steps between lines of the log"},
       {"run.eval_every", &T::eval_every,
        "epochs between evaluations on the test images; 0: at the end"},

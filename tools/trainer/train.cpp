@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/tools/trainer/train.h>
 
-#include <sherd/runtime/io/trace_file.h>
+#include <sherd/runtime/io/file.h>
 #include <sherd/tools/trainer/plan.h>
 #include <sherd/tools/trainer/ranks.h>
 #include <sherd/tools/trainer/run_files.h>
 #include <sherd/tools/trainer/run_log.h>
+#include <sherd/tools/trainer/step_note.h>
+#include <sherd/tools/trainer/trace_gather.h>
 
 #include <algorithm>
 #include <array>
@@ -75,9 +77,12 @@ class Run {
  private:
   bool is_first() const { return world_.rank() == 0; }
 
-  ContextOptions options_of_context() const {
+  ContextOptions options_of_context() {
     ContextOptions options = rank_context_options(settings_, world_);
-    options.trace_origin = common_trace_origin(world_);
+    if (settings_.trace.empty()) return options;
+    const TraceOrigin origin = common_trace_origin(world_);
+    options.trace_origin = origin.time;
+    clock_offset_ = origin.offset;
     return options;
   }
 
@@ -267,6 +272,10 @@ class Run {
       }
     }
     if (log_) log_->error(step_->steps_done(), reason);
+    try {
+      write_trace();
+    } catch (const Error&) {  // the same here
+    }
     if (engine_.torn()) throw AgreedError(reason + kTorn + resume_advice());
     throw AgreedError(
         reason + rescue([&](const std::string& path) { save_sharded(model_, engine_, path); }) +
@@ -290,6 +299,7 @@ class Run {
       remove_files();
       fail("{}", reason);
     }
+    write_trace_alone(reason);
     if (!is_first()) fail("{}", reason);
     if (log_) log_->error(step_->steps_done(), reason);
     if (engine_.holds_whole_model()) {
@@ -436,6 +446,10 @@ class Run {
       }
       now.skipped = outcome_.skipped;
       by_itself([&] { after_step(now, window); });
+      write_note(now.result);
+      if (steps_of_this_run() == kTracedSteps || step_->steps_done() == info_.total_steps) {
+        write_trace();
+      }
       // At the end of an epoch the evaluation comes first.
       const bool goes_on =
           step_->steps_done() < info_.total_steps && progress_.samples < info_.train_images;
@@ -465,7 +479,6 @@ class Run {
     now.images_per_second = static_cast<double>(window.samples) / seconds_since(window.start);
     now.data_wait = window.wait;
     const std::int64_t done = step_->steps_done();
-    if (done - started_at_.step.steps == kTracedSteps || done == info_.total_steps) write_trace();
     if (done % settings_.log_every == 0 || done == info_.total_steps || now.result.skipped) {
       if (log_) log_->step(now, context_.ledger(), exposed() - window.exposed);
       window = Window{Clock::now(), 0.0, exposed()};
@@ -502,7 +515,7 @@ class Run {
 
   void finish() {
     save_sharded(model_, engine_, outcome_.weights_path);
-    by_itself([&] { write_trace(); });
+    write_trace();
     const Ledger& ledger = context_.ledger();
     outcome_.info = info_;
     if (checkpoints_) outcome_.checkpoint_path = checkpoints_->last_path();
@@ -519,14 +532,37 @@ class Run {
     agree_on_errors(world_, failure_);
   }
 
-  // A trace that cannot be written is no reason to stop training.
+  std::int64_t steps_of_this_run() const { return step_->steps_done() - started_at_.step.steps; }
+
+  void write_note(const StepResult& result) {
+    if (!context_.trace().enabled()) return;
+    const StepNote note{.step = result.step,
+                        .samples = result.samples,
+                        .first = steps_of_this_run() == 1,
+                        .graph = step_->replays(),
+                        .skipped = result.skipped};
+    context_.trace().instant(to_text(note), StepNote::kCategory, 0);
+  }
+
+  // All ranks together. A trace that cannot be written is no reason to stop training.
   void write_trace() {
     if (!context_.trace().enabled()) return;
     context_.trace().enable(false);
+    const std::string problem =
+        gather_trace(context_.trace(), world_, clock_offset_, settings_.trace);
+    if (!problem.empty()) by_itself([&] { observer_.on_warning(problem); });
+  }
+
+  // The group has ended: each rank has its own part. The reason for that matters more than what
+  // goes wrong here, and than a file of that name.
+  void write_trace_alone(const std::string& reason) {
+    if (!context_.trace().enabled()) return;
+    context_.trace().enable(false);
     try {
-      sherd::write_trace(context_.trace(), files_.trace_path());
-    } catch (const Error& error) {
-      observer_.on_warning(error.what());
+      const std::string path = trace_part_path(settings_.trace, world_.rank());
+      if (!is_first()) create_new_file(path, "");
+      write_trace_part(context_.trace(), world_, clock_offset_, path, reason);
+    } catch (const std::exception&) {
     }
   }
 
@@ -539,6 +575,7 @@ class Run {
   Communicator& world_;
   DataSource data_;
   VisionTransformer model_;
+  ClockOffset clock_offset_;  // with --trace
   Context context_;
   ShardingEngine engine_;
   std::unique_ptr<Optimizer> optimizer_;
@@ -602,7 +639,8 @@ TrainOutcome train(const TrainSettings& given, TrainObserver& observer) {
     check_same_start(
         world,
         {fmt::format("{} training and {} test images", data.train->size(), data.test->size()),
-         "--resume from '" + resume.checkpoint + "'"},
+         "--resume from '" + resume.checkpoint + "'",
+         settings.trace.empty() ? "no --trace" : "a --trace"},
         settings);
     if (!shared) plan_memory(data);
     with_memory_advice(settings, ranks, [&] {
