@@ -190,11 +190,23 @@ TEST_CASE("compare: memory to the byte, and its peak") {
   const Comparison::Difference& difference = only(found);
   CHECK(difference.where == "memory");
   CHECK(difference.position == 2);
-  CHECK(difference.expected == "memory: activations = 4096");
-  CHECK(difference.came == "memory: activations = 4097");
+  CHECK(difference.expected == "memory: activations = 4096, in forward \"model\"");
+  CHECK(difference.came == "memory: activations = 4097, in forward \"model\"");
   CHECK(same_events(found) == 4);
   CHECK(std::ranges::count_if(found.steps, &Comparison::Step::same_memory) == 3);
   CHECK(found.memory.at(0).traced_peak == 9000.0);
+
+  // A pool that was not planned for.
+  TraceText without;
+  without.counter("memory: total", 0, 1000).event("step", "step", 1, 10);
+  TraceText with;
+  with.counter("memory: total", 0, 1000).event("zeros", "forward", 20, 5);
+  with.counter("host memory: total", 30, 64).event("step", "step", 10, 30);
+  const Comparison more = compare(without.read("plan.json"), with.read("run.json"));
+  REQUIRE(more.differences.size() == 2);
+  CHECK(more.differences[1].where == "host memory");
+  CHECK(more.differences[1].expected == "nothing more");
+  CHECK(more.differences[1].came == "host memory: total = 64, in step \"step\"");
 
   // A total that was there before counts as well.
   TraceText text;

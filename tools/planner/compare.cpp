@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <map>
 #include <set>
 #include <utility>
@@ -58,6 +59,23 @@ Lines lines_of(const TraceFile& file, const TracedStep& step, const std::string&
     if (in_pool(name, pool)) lines.push_back(fmt::format("{} = {:.0f}", name, counter.value));
   }
   return lines;
+}
+
+// In which event of "main" a change of a pool came, for people.
+std::string place_of(const TraceFile& file, const TracedStep& step, const std::string& pool,
+                     std::size_t position) {
+  const auto found = std::ranges::find_if(step.counters, [&](const auto& counter) {
+    return in_pool(file.text(counter.name), pool) && position-- == 0;
+  });
+  const TracedTrack& main = step.tracks.at("main");
+  if (found == step.counters.end()) return {};
+  const TraceFile::Event* inner = nullptr;  // those inside come first
+  for (const TraceFile::Event& event : main.events) {
+    const bool around = event.start <= found->time && found->time <= event.end();
+    if (around && (inner == nullptr || event.start > inner->start)) inner = &event;
+  }
+  if (inner == nullptr) return {};
+  return fmt::format(", in {} \"{}\"", file.text(inner->category), file.text(inner->name));
 }
 
 // The highest total of the step, what there was at its start included.
@@ -171,14 +189,20 @@ class Comparer {
   bool compare_memory(const Comparison::Step& at, const TracedStep& traced) {
     bool same = true;
     for (const char* pool : kPools) {
-      same &=
-          compare_lines(at, pool, lines_of(plan_, planned_, pool), lines_of(run_, traced, pool));
+      const Lines expected = lines_of(plan_, planned_, pool), came = lines_of(run_, traced, pool);
+      same &= compare_lines(at, pool, expected, came, [&](Comparison::Difference& difference) {
+        const auto position = static_cast<std::size_t>(difference.position);
+        difference.expected += place_of(plan_, planned_, pool, position);
+        difference.came += place_of(run_, traced, pool, position);
+      });
     }
     return same;
   }
 
+  // complete: adds to what is told of a difference.
   bool compare_lines(const Comparison::Step& at, const std::string& where, const Lines& expected,
-                     const Lines& came) {
+                     const Lines& came,
+                     const std::function<void(Comparison::Difference&)>& complete = {}) {
     const auto [p, t] = std::ranges::mismatch(expected, came);
     if (p == expected.end() && t == came.end()) return true;
     const auto position = static_cast<std::size_t>(p - expected.begin());
@@ -194,6 +218,7 @@ class Comparer {
     difference.before = piece(expected, position < kContext ? 0 : position - kContext, position);
     difference.planned_next = piece(expected, position, position + kContext);
     difference.traced_next = piece(came, position, position + kContext);
+    if (complete) complete(difference);
     add(std::move(difference));
     return false;
   }

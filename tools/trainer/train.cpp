@@ -274,7 +274,7 @@ class Run {
     if (log_) log_->error(step_->steps_done(), reason);
     try {
       write_trace();
-    } catch (const Error&) {  // the same here
+    } catch (const std::exception&) {  // the same here
     }
     if (engine_.torn()) throw AgreedError(reason + kTorn + resume_advice());
     throw AgreedError(
