@@ -5,6 +5,7 @@
 #include <sherd/runtime/error.h>
 
 #include <algorithm>
+#include <utility>
 
 #ifdef _OPENMP
 #include <omp.h>
@@ -58,11 +59,25 @@ Context::~Context() = default;
 // Each change becomes a counter of the trace, or an entry of the schedule.
 void Context::watch_ledger(Ledger& ledger, MemoryPool pool) {
   ledger.watch([this, &ledger, pool](MemoryCategory category) {
-    if (!trace_->enabled()) return;
-    const std::int64_t live = ledger.live(category);
-    if (schedule() != nullptr) return schedule()->memory(pool, category, live);
-    trace_->counter(memory_counter(pool, category), static_cast<double>(live));
+    if (trace_->enabled()) tell_live(ledger, pool, category);
   });
+}
+
+void Context::tell_live(const Ledger& ledger, MemoryPool pool, MemoryCategory category) {
+  const std::int64_t live = ledger.live(category);
+  if (schedule() != nullptr) return schedule()->memory(pool, category, live);
+  trace_->counter(memory_counter(pool, category), static_cast<double>(live));
+}
+
+void Context::start_trace() {
+  trace_->enable();
+  for (const auto& [ledger, pool] : {std::pair{&this->ledger(), MemoryPool::device},
+                                     std::pair{&host_ledger(), MemoryPool::host}}) {
+    for (std::size_t i = 0; i < kMemoryCategories; ++i) {
+      const auto category = static_cast<MemoryCategory>(i);
+      if (ledger->live(category) > 0) tell_live(*ledger, pool, category);
+    }
+  }
 }
 
 int default_threads() {

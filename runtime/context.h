@@ -84,6 +84,8 @@ class SHERD_API Context {
   // Another stream beside it: a thread on the cpu, a CUDA stream on cuda.
   std::unique_ptr<Stream> make_stream(std::string name);
   Trace& trace() { return *trace_; }
+  // Enables it, and tells it what is live.
+  void start_trace();
   Schedule* schedule() const { return options_.schedule; }  // null: nothing is recorded
   WorkCounters& work() { return work_; }
 
@@ -118,6 +120,7 @@ class SHERD_API Context {
 
  private:
   void watch_ledger(Ledger& ledger, MemoryPool pool);
+  void tell_live(const Ledger& ledger, MemoryPool pool, MemoryCategory category);
 
   ContextOptions options_;
   std::shared_ptr<Stream> compute_stream_;  // shared with the memory that is reused in its order

@@ -64,7 +64,7 @@ Seen run_step(const TrainSettings& settings, Communicator& world) {
   Context context(rank_context_options(settings, world));
   Rehearsal test(settings, context, world);
   test.step->run_shape(*test.inputs, settings.batch_size);
-  context.trace().enable();
+  context.start_trace();
   test.step->run_shape(*test.inputs, settings.batch_size);
   test.engine.groups().synchronize();
   context.trace().enable(false);
@@ -72,20 +72,12 @@ Seen run_step(const TrainSettings& settings, Communicator& world) {
           events_of(context.trace())};
 }
 
-// The same on paper. What is there when the step begins is no event of it.
+// The same on paper.
 Seen plan_rank(const TrainSettings& settings, int ranks, int rank) {
   const auto step = record_step(settings, ranks, rank);
   const SimulationRules rules{.seconds = [](const Work&) { return 1e-3; }};
   const auto trace = planned_trace(*step, simulate(step->schedule, rules));
-  Events events = events_of(*trace);
-  std::ptrdiff_t resting = 0;
-  for (const Schedule::Entry& entry : step->schedule.entries()) {
-    if (entry.kind != Schedule::Kind::memory) break;
-    ++resting;
-  }
-  std::vector<std::string>& host = events["main"];
-  host.erase(host.begin(), host.begin() + resting);
-  return {step->plan.device.peak_bytes, step->plan.host.peak_bytes, std::move(events)};
+  return {step->plan.device.peak_bytes, step->plan.host.peak_bytes, events_of(*trace)};
 }
 
 // Where two lists differ first, for people; empty where nowhere.

@@ -291,9 +291,10 @@ void print_result(const TrainSettings& settings, const BenchOptions& options, Co
 }
 
 // Behind those that are timed.
-void trace_steps(Trace& trace, Rehearsal& test, std::int64_t batch) {
+void trace_steps(Context& context, Rehearsal& test, std::int64_t batch) {
   constexpr int kTracedSteps = 3;
-  trace.enable();
+  Trace& trace = context.trace();
+  context.start_trace();
   for (int i = 0; i < kTracedSteps; ++i) {
     const StepResult result = test.step->run_shape(*test.inputs, batch);
     const StepNote note{.step = result.step,
@@ -346,7 +347,7 @@ void bench_rank(const TrainSettings& settings, const BenchOptions& options, Comm
   if (first && options.json) print_json(settings, context, test, result, rate);
   if (first && !options.json) print_result(settings, options, context, test, result, rate);
   if (settings.trace.empty()) return;
-  trace_steps(context.trace(), test, settings.batch_size);
+  trace_steps(context, test, settings.batch_size);
   const std::string problem = gather_trace(context.trace(), all, clock_offset, settings.trace);
   if (!problem.empty()) fail("{}", problem);
   if (first) fmt::print("trace           {}\n", settings.trace);

@@ -5,6 +5,7 @@
 #include <sherd/runtime/io/file.h>
 #include <sherd/runtime/io/trace_file.h>
 #include <sherd/tools/planner/choose.h>
+#include <sherd/tools/planner/compare.h>
 #include <sherd/tools/planner/explain.h>
 #include <sherd/tools/planner/model_states.h>
 #include <sherd/tools/planner/published_plan.h>
@@ -19,7 +20,7 @@ namespace sherd::cli {
 namespace {
 
 struct PlanOptions {
-  std::string system, trace, convention;
+  std::string system, trace, compare, convention;
   std::int64_t rank = 0;
   double parameters = 0.0, largest_layer = 0.0;
   bool json = false, choose = false, explain = false, published = false;
@@ -56,6 +57,21 @@ int plan_states(const TrainSettings& settings, const PlanOptions& options, int r
   return 0;
 }
 
+// The plan beside the steps of a run. 1 where they are not alike.
+int compare_with_run(const RecordedStep& step, const Simulation& simulation,
+                     const PlanOptions& options) {
+  std::string text;
+  planned_trace(step, simulation)->write_json([&](std::string_view piece) { text += piece; });
+  const Comparison comparison =
+      compare(read_trace_text(text, "the plan"), read_trace(options.compare));
+  if (options.json) {
+    fmt::print("{}\n", to_json(comparison).dump());
+  } else {
+    fmt::print("{}", to_text(comparison));
+  }
+  return comparison.same() ? 0 : 1;
+}
+
 int plan(TrainSettings settings, const PlanOptions& options,
          const std::vector<std::string>& fixed) {
   check_range("--ranks", settings.ranks, 1, 1 << 20);
@@ -84,6 +100,10 @@ int plan(TrainSettings settings, const PlanOptions& options,
   std::optional<StepTimes> times;
   if (system) times = time_step(*step, settings, *system, ranks);
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
+  if (!options.compare.empty()) {
+    SHERD_CHECK(times, "--compare: a plan needs times to be put beside a run's; give a --system");
+    return compare_with_run(*step, times->simulation, options);
+  }
   const System* const on = system ? &*system : nullptr;
   const StepTimes* const timed = times ? &*times : nullptr;
   if (options.json) {
@@ -157,6 +177,11 @@ Command add_plan(CLI::App& parent) {
   app->add_option("--largest-layer", options->largest_layer,
                   "and how many of these its largest has")
       ->type_name("NUMBER")
+      ->group(group);
+  app->add_option("--compare", options->compare,
+                  "put the plan beside this trace of a run, event for event, and say where they "
+                  "differ; needs --system")
+      ->type_name("FILE")
       ->group(group);
   app->add_flag("--json", options->json, "print one JSON object, with every event and unit")
       ->group(group)

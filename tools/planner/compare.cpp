@@ -80,13 +80,17 @@ std::string place_of(const TraceFile& file, const TracedStep& step, const std::s
 
 // The highest total of the step, what there was at its start included.
 double peak_of(const TraceFile& file, const TracedStep& step, const std::string& pool) {
-  const std::string total = pool + ": total";
-  double peak = 0.0;
+  const std::string prefix = pool + ": ";
+  std::map<std::uint32_t, double> live;  // by category
+  double total = 0.0;
   for (const auto& [name, value] : step.before) {
-    if (file.text(name) == total) peak = std::max(peak, value);
+    if (file.text(name).starts_with(prefix)) total += live[name] = value;
   }
+  double peak = total;
   for (const TraceFile::Counter& counter : step.counters) {
-    if (file.text(counter.name) == total) peak = std::max(peak, counter.value);
+    if (!file.text(counter.name).starts_with(prefix)) continue;
+    total += counter.value - std::exchange(live[counter.name], counter.value);
+    peak = std::max(peak, total);
   }
   return peak;
 }

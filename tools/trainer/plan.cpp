@@ -18,13 +18,6 @@ std::int64_t calls(const CommunicationCounters& counters) {
   return std::accumulate(std::begin(counters.calls), std::end(counters.calls), std::int64_t{0});
 }
 
-void record_live(Schedule& schedule, MemoryPool pool, const Ledger& ledger) {
-  for (std::size_t i = 0; i < kMemoryCategories; ++i) {
-    const auto category = static_cast<MemoryCategory>(i);
-    if (ledger.live(category) > 0) schedule.memory(pool, category, ledger.live(category));
-  }
-}
-
 StepPlan plan_with(TrainSettings settings, const Image& image, int ranks, int rank,
                    RecordedStep* recorded = nullptr) {
   settings.weights.clear();  // which values they have changes nothing
@@ -39,9 +32,7 @@ StepPlan plan_with(TrainSettings settings, const Image& image, int ranks, int ra
   rehearsal.step->run_shape(*rehearsal.inputs, settings.batch_size);
   if (schedule != nullptr) {
     schedule->clear();
-    record_live(*schedule, MemoryPool::device, context.ledger());
-    record_live(*schedule, MemoryPool::host, context.host_ledger());
-    context.trace().enable();
+    context.start_trace();
     rehearsal.engine.record_events(true);
   }
   const CommunicationCounters before = rehearsal.engine.counters();

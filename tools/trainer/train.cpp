@@ -60,7 +60,7 @@ class Run {
                            [&](const auto& s) { tell_saved(s); });
       }
       agree_on_errors(world_, message_of([&] { claim_files(); }));
-      if (!settings_.trace.empty()) context_.trace().enable();
+      if (!settings_.trace.empty()) context_.start_trace();
       agree_on_errors(world_, is_first() ? message_of([&] { start_log(); }) : std::string());
       train_epochs();
       finish();
