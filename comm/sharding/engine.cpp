@@ -298,7 +298,10 @@ void ShardingEngine::prefetch_after(Stage& stage) {
 
 void ShardingEngine::wait(Stage& stage) {
   for (ShardedUnit* unit : stage.units) {
-    if (timed([&] { return unit->wait(); })) log(Kind::wait, unit->name());
+    if (unit->state() != ShardedUnit::State::unsharding) continue;
+    const TraceScope trace(context_.trace(), "wait for " + unit->name(), "waiting");
+    timed([&] { return unit->wait(); });
+    log(Kind::wait, unit->name());
   }
 }
 
@@ -368,6 +371,7 @@ void ShardingEngine::reduce(ShardedUnit& unit) {
 void ShardingEngine::finish_reduce() {
   ShardedUnit* unit = std::exchange(reducing_, nullptr);
   if (unit == nullptr) return;
+  const TraceScope trace(context_.trace(), "wait for the reduction of " + unit->name(), "waiting");
   timed([&] { unit->finish_reduce(); });
   log(Kind::wait_reduce, unit->name());
 }

@@ -53,7 +53,10 @@ GlobalStep ShardingEngine::agree(double loss, LocalGradient& gradient) {
     groups_.sum_on_host(message.data(), static_cast<std::int64_t>(message.size()), DType::i64,
                         kLabel);
   });
-  timed([&] { summed.wait(); });
+  {
+    const TraceScope trace(context_.trace(), "wait for the norm of all ranks", "waiting");
+    timed([&] { summed.wait(); });
+  }
   const auto sum_at = [&](std::size_t index) {
     ExactSum::Words words;
     std::copy_n(message.begin() + static_cast<std::ptrdiff_t>(index * words.size()), words.size(),
@@ -82,6 +85,8 @@ void ShardingEngine::gather_updates(const std::function<bool(const ShardedUnit&)
     updates.push_back(unit->start_gather_update());
     log(Kind::gather_update, unit->name());
   }
+  if (updates.empty()) return;
+  const TraceScope trace(context_.trace(), "wait for updated parameters", "waiting");
   timed([&] {
     for (const Event& event : updates) context_.compute_stream().wait(event);
   });

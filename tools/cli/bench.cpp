@@ -428,8 +428,11 @@ Command add_bench(CLI::App& parent) {
   const Command comm = add_bench_comm(*app);
   const Command disk = add_bench_disk(*app);
   const Command kernels = add_bench_kernels(*app);
-  return {app, [options, warmup, matrix, flags, calibrate, checkpoint, comm, disk, kernels] {
+  const Command foretold = add_bench_plan(*app);
+  return {app,
+          [options, warmup, matrix, flags, calibrate, checkpoint, comm, disk, kernels, foretold] {
             if (calibrate.app->parsed()) return calibrate.run();
+            if (foretold.app->parsed()) return foretold.run();
             if (checkpoint.app->parsed()) return checkpoint.run();
             if (comm.app->parsed()) return comm.run();
             if (kernels.app->parsed()) return kernels.run();

@@ -32,6 +32,7 @@ using Point = MeasuredCosts::Point;
 struct CalibrateOptions {
   std::string out, name = "this-machine", precisions = "fp32,bf16", tables;
   std::int64_t repeat = 5;
+  bool quick = false;
 };
 
 struct Layout {
@@ -108,9 +109,10 @@ class Calibration {
  private:
   void measure(Communicator& world, ProgressLine& progress) {
     Context context({.threads = layout_.threads, .rank = world.rank()});
-    KernelTimer timer(context, kBuffer, static_cast<int>(options_.repeat));
+    KernelTimer timer(context, options_.quick ? kSmallBuffer : kBuffer,
+                      static_cast<int>(options_.repeat));
     for (const DType dtype : dtypes_) {
-      const std::vector<CalibrationCase> cases = calibration_cases(dtype);
+      const std::vector<CalibrationCase> cases = calibration_cases(dtype, options_.quick);
       for (std::size_t i = 0; i < cases.size(); ++i) {
         const Work work = work_of(cases[i], layout_.threads);
         // Ranks compute at once, as in a step: they share the memory's bandwidth.
@@ -145,7 +147,8 @@ class Calibration {
       if (dtype != DType::f32) dtypes.push_back(dtype);
     }
     for (const DType dtype : dtypes) {
-      for (std::int64_t bytes = 4096; bytes <= (64 << 20); bytes *= 4) {
+      const std::int64_t most = options_.quick ? 1 << 16 : 64 << 20;
+      for (std::int64_t bytes = 4096; bytes <= most; bytes *= 4) {
         if (world.rank() == 0)
           progress.show(
               fmt::format("collectives of {} among {} ranks", name_of(dtype), world.size()));
@@ -197,6 +200,7 @@ class Calibration {
   }
 
   static constexpr std::size_t kBuffer = std::size_t{64} << 20;  // beyond the caches
+  static constexpr std::size_t kSmallBuffer = std::size_t{1} << 20;
   const CalibrateOptions& options_;
   std::vector<DType> dtypes_;
   Layout layout_;
@@ -230,8 +234,9 @@ double best_rate(const std::vector<Point>& points, bool flops, const Which& whic
 Json describe_machine(const CalibrateOptions& options, const std::vector<DType>& dtypes,
                       const std::vector<Point>& points, const std::string& folder) {
   const auto kernels = [&](const char* name) {
-    return best_rate(points, false,
-                     [&](const Point& p) { return p.name == name && p.work.bytes > (8 << 20); });
+    return best_rate(points, false, [&](const Point& p) {
+      return p.name == name && (options.quick || p.work.bytes > (8 << 20));
+    });
   };
   Json products = Json::object();
   for (const DType dtype : dtypes) {
@@ -254,7 +259,7 @@ Json describe_machine(const CalibrateOptions& options, const std::vector<DType>&
     return std::clamp(rate / product, 0.01, 1.0);
   };
   const double bandwidth = kernels("add");
-  DiskLimit disk(folder, std::uint64_t{256} << 20);
+  DiskLimit disk(folder, std::uint64_t{options.quick ? 8U : 256U} << 20);
   const std::int64_t memory = std::int64_t{sysconf(_SC_PHYS_PAGES)} * sysconf(_SC_PAGESIZE);
   return {{"name", options.name},
           {"about",
@@ -337,6 +342,9 @@ Command add_bench_calibrate(CLI::App& bench) {
   app->add_option("--repeat", options->repeat,
                   "timed calls of each, of which the median counts [5]")
       ->type_name("INT");
+  app->add_flag("--quick", options->quick,
+                "small sizes alone, in seconds: a first look, too coarse to plan large models by")
+      ->disable_flag_override();
   return {app, [options] {
             check_one_process("bench calibrate");
             return calibrate(*options);

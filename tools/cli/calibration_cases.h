@@ -15,6 +15,7 @@ struct CalibrationCase {
   std::function<std::function<void()>(Context&)> make;
 };
 
-std::vector<CalibrationCase> calibration_cases(DType dtype);
+// quick: of every kernel a small size or two.
+std::vector<CalibrationCase> calibration_cases(DType dtype, bool quick);
 
 }  // namespace sherd::cli

@@ -31,6 +31,7 @@ Command add_bench_checkpoint(CLI::App& bench);  // below add_bench
 Command add_bench_comm(CLI::App& bench);
 Command add_bench_disk(CLI::App& bench);
 Command add_bench_kernels(CLI::App& bench);
+Command add_bench_plan(CLI::App& bench);
 
 // Flags for settings of the given sections, collected as they were typed; resolve() applies them
 // over the TOML file.

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// `sherd plan`, `sherd bench calibrate` and `sherd bench plan` as commands.
+#include <filesystem>
+#include <fstream>
+#include <nlohmann/json.hpp>
+
+#include "cli_support.h"
+
+using namespace sherd::test;
+using json = nlohmann::json;
+
+namespace {
+
+bool says(const Output& output, const std::string& piece) {
+  return output.text.find(piece) != std::string::npos;
+}
+
+const std::string kSmall =
+    " --dataset synthetic --image-size 3x32x32 --classes 4 --patch 8 --dim 64 --depth 2 --heads 4 "
+    "--batch-size 8 --threads 1 ";
+
+}  // namespace
+
+TEST_CASE("cli: plan tells memory, traffic and units of any number of ranks") {
+  const Output text = sherd_run(
+      "plan --preset vit_huge_patch14_224 --world 512 --batch-size 512 "
+      "--shard zero3 --precision bf16");
+  REQUIRE_MESSAGE(text.status == 0, text.text);
+  for (const char* piece : {"512 ranks, zero3", "peak memory", "reached in", "reduce_scatter",
+                            "blocks.31", "nothing was allocated"}) {
+    CHECK_MESSAGE(says(text, piece), piece);
+  }
+  CHECK(!says(text, "images/s"));  // there is no system
+  const Output output = sherd_run(
+      "plan --json --preset vit_base_patch16_224 --ranks 4 --shard "
+      "zero3 --batch-size 8 --system dgx-h100 --precision bf16");
+  REQUIRE_MESSAGE(output.status == 0, output.text);
+  const json plan = json::parse(output.out);
+  CHECK(plan["ranks"] == 4);
+  CHECK(plan["sharding"] == "zero3");
+  CHECK(plan["units"].size() == 13);
+  CHECK(plan["events"].size() > 100);
+  CHECK(plan["step"]["seconds"].get<double>() > 0.0);
+  CHECK(plan["step"]["mfu"].get<double>() < 1.0);
+  std::int64_t gathers = 0;
+  for (const json& row : plan["collectives"]) {
+    if (row["purpose"] == "unshard") gathers += row["calls"].get<std::int64_t>();
+  }
+  CHECK(gathers == 26);  // 13 units, twice
+  // The peak that `bench step` plans by itself.
+  const Output step = sherd_run(
+      "bench step --json --device meta --dataset synthetic --preset "
+      "vit_base_patch16_224 --ranks 4 --shard zero3 --batch-size 8");
+  REQUIRE_MESSAGE(step.status == 0, step.text);
+  const Output cpu = sherd_run(
+      "plan --json --preset vit_base_patch16_224 --ranks 4 --shard zero3 "
+      "--batch-size 8");
+  CHECK(json::parse(cpu.out)["memory"]["peak_bytes"] == json::parse(step.out)["peak_bytes"]);
+}
+
+TEST_CASE("cli: plan of a trillion parameters on 16,384 ranks") {
+  const Output output = sherd_run(
+      "plan --world 16384 --dim 25600 --depth 128 --heads 160 --image-size 3x224x224 --patch 14 "
+      "--mlp-ratio 4 --batch-size 16384 --shard zero3 --precision bf16 --recompute block "
+      "--system gb200-nvl72 --json");
+  REQUIRE_MESSAGE(output.status == 0, output.text);
+  const json plan = json::parse(output.out);
+  CHECK(plan["parameters"].get<double>() > 1.0e12);
+  CHECK(plan["planned_in_seconds"].get<double>() < 60.0);
+}
+
+TEST_CASE("cli: plan --explain walks through the step") {
+  const Output output = sherd_run(
+      "plan --ranks 4 --shard zero3 --system dgx-a100 --precision bf16 "
+      "--explain");
+  REQUIRE_MESSAGE(output.status == 0, output.text);
+  for (const char* piece :
+       {"The model in units", "Between steps", "Forward", "prefetch blocks.1", "Backward",
+        "reduce blocks.3", "Update", "Why the peak is where it is", "In time, on dgx-a100",
+        "What each option would change", "--shard zero1"}) {
+    CHECK_MESSAGE(says(output, piece), piece);
+  }
+}
+
+TEST_CASE("cli: plan --convention counts as others do") {
+  const Output paper = sherd_run("plan --convention zero-paper --parameters 7.5e9 --ranks 64");
+  REQUIRE_MESSAGE(paper.status == 0, paper.text);
+  for (const char* total : {"120.00", "31.41", "16.64", "1.88"}) CHECK(says(paper, total));
+  const Output deepspeed =
+      sherd_run("plan --convention deepspeed --parameters 2851e6 --largest-layer 32e6 --ranks 8");
+  REQUIRE_MESSAGE(deepspeed.status == 0, deepspeed.text);
+  for (const char* total : {"15.93", "6.09"}) CHECK(says(deepspeed, total));
+  const Output own = sherd_run("plan --convention sherd --ranks 2");
+  CHECK_MESSAGE(own.status == 0, own.text);
+}
+
+TEST_CASE("cli: plan --auto ranks what fits, and keeps what is given") {
+  const Output output = sherd_run(
+      "plan --auto --preset vit_huge_patch14_224 --ranks 8 --batch-size 512 --precision "
+      "bf16 --system dgx-h100 --memory-limit 12GiB --prefetch 1");
+  REQUIRE_MESSAGE(output.status == 0, output.text);
+  CHECK(says(output, "the fastest that fits"));
+  CHECK(says(output, "does not fit 12.0 GiB"));
+  CHECK(!says(output, "--prefetch 0"));
+  const Output none = sherd_run(
+      "plan --auto --preset vit_huge_patch14_224 --ranks 1 --batch-size 512 --precision bf16 "
+      "--system dgx-h100 --memory-limit 100MiB");
+  CHECK(none.status == 1);
+  CHECK(says(none, "combinations fits 100.0 MiB; the smallest is"));
+}
+
+TEST_CASE("cli: plan refuses what cannot be, in one line") {
+  const TempDirectory folder;
+  const auto refused = [](const std::string& arguments, const std::string& message) {
+    const Output output = sherd_run("plan " + arguments);
+    CAPTURE(arguments);
+    CHECK(output.status == 1);
+    CHECK_MESSAGE(says(output, message), output.text);
+    CHECK(std::ranges::count(output.err, '\n') == 1);
+  };
+  refused("--system dgx-h10", "did you mean 'dgx-h100'");
+  refused("--system " + folder.path("none.json"), "none.json");
+  std::ofstream(folder.path("bad.json")) << R"({"name": "x", "about": ["y"], "device": "tpu"})";
+  refused("--system " + folder.path("bad.json"), "device is 'tpu': expected cuda, cpu");
+  refused("--ranks 6 --shard hybrid --mesh replicate=4,shard=2", "mesh");
+  refused("--ranks 0", "--ranks");
+  refused("--ranks 2 --world 4", "--world and --ranks are the same");
+  refused("--rank 4 --ranks 4", "--rank");
+  refused("--dim 50 --heads 4", "heads");
+  refused("--auto", "give a --system");
+  refused("--trace " + folder.path("t.json"), "give a --system");
+  refused("--compare " + folder.path("t.json"), "give a --system");
+  refused("--parameters 1e9", "--convention");
+  refused("--convention megatron", "expected sherd, zero-paper or deepspeed");
+  refused("--system ac922-v100 --precision bf16", "has no products of bf16");
+}
+
+TEST_CASE("cli: a calibrated machine: times, choice, and a trace beside the plan") {
+  const TempDirectory folder;
+  const std::string system = folder.path("here.json");
+  const Output calibrated = sherd_run(
+      "bench calibrate --quick --precisions fp32,bf16 --tables "
+      "1x1,1x2 --repeat 3 --out " +
+      system);
+  REQUIRE_MESSAGE(calibrated.status == 0, calibrated.text);
+  CHECK(says(calibrated, "1 thread x 2 ranks"));
+  const Output again = sherd_run("bench calibrate --quick --out " + system);
+  CHECK(again.status == 1);
+  CHECK(says(again, "here.json"));
+
+  // Every kernel of every step has been measured.
+  for (const char* flags :
+       {"--ranks 2 --shard zero3", "--ranks 2 --shard none",
+        "--ranks 2 --shard zero1 --precision bf16", "--recompute block --drop 0.1 --drop-path 0.1",
+        "--pooling mean --optimizer sgd", "--activation relu --micro-batch 2",
+        "--ranks 2 --shard zero3 --precision bf16 --micro-batch 1 "
+        "--reduce-every micro",
+        "--offload-optimizer cpu --precision bf16",
+        "--recompute selective --offload-activations cpu",
+        "--ranks 2 --shard zero3 "
+        "--reshard-after-forward 2",
+        "--label-smoothing 0.1"}) {
+    const Output output = sherd_run("plan --json --system " + system + kSmall + flags);
+    CAPTURE(flags);
+    REQUIRE_MESSAGE(output.status == 0, output.text);
+    CHECK(json::parse(output.out)["step"]["seconds"].get<double>() > 0.0);
+  }
+  const Output lacking = sherd_run("plan --system " + system + kSmall + "--precision fp64");
+  CHECK(lacking.status == 1);
+  CHECK(says(lacking, "was measured; make the file again with that type"));
+
+  // The very events of a run, on every rank.
+  const std::string settings = kSmall + "--ranks 2 --shard zero3 --depth 3 ";
+  const std::string trace = folder.path("run.json");
+  const Output run = sherd_run("bench step --steps 1 --matrix 0 --trace " + trace + settings);
+  REQUIRE_MESSAGE(run.status == 0, run.text);
+  const Output compared =
+      sherd_run("plan --json --system " + system + settings + "--compare " + trace);
+  REQUIRE_MESSAGE(compared.status == 0, compared.text);
+  const json comparison = json::parse(compared.out);
+  CHECK(comparison["differences"].empty());
+  // Another plan is noticed.
+  const Output other =
+      sherd_run("plan --json --system " + system + settings + "--prefetch 0 --compare " + trace);
+  CHECK(other.status == 1);
+  CHECK(!json::parse(other.out)["differences"].empty());
+  // And the plan's own trace can be read as one.
+  const std::string planned = folder.path("plan.json");
+  const Output written = sherd_run("plan --system " + system + settings + "--trace " + planned);
+  REQUIRE_MESSAGE(written.status == 0, written.text);
+  const Output itself = sherd_run("plan --system " + system + settings + "--compare " + planned);
+  CHECK_MESSAGE(itself.status == 0, itself.text);
+
+  const Output chosen =
+      sherd_run("train --auto --system " + system + kSmall +
+                "--images 16 --epochs 1 --workers 0 --ranks 2 --out " + folder.path("run"));
+  REQUIRE_MESSAGE(chosen.status == 0, chosen.text);
+  CHECK(says(chosen, "the fastest that fits"));
+}
