@@ -171,8 +171,8 @@ TEST_CASE("offload: a file that is deleted, cut short or replaced ends the run w
       {"cut", [](const std::string& path) { (void)!truncate(path.c_str(), 4096); }, {}},
       {"replaced",
        [](const std::string& path) {
-         fs::remove(path);
-         std::ofstream(path) << "mine";
+         std::ofstream(path + ".new") << "mine";  // never without a file of that name
+         fs::rename(path + ".new", path);
        },
        {"was replaced", "leave it alone until the program ends"}}};
   for (const Ranks ranks : kinds()) {
