@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `sherd plan`: what a step will hold, send and take, before it is run.
 #include "command.h"
+#include "memory_timeline.h"
 
 #include <sherd/runtime/io/file.h>
 #include <sherd/runtime/io/trace_file.h>
@@ -20,7 +21,7 @@ namespace sherd::cli {
 namespace {
 
 struct PlanOptions {
-  std::string system, trace, compare, convention;
+  std::string system, trace, timeline, compare, convention;
   std::int64_t rank = 0;
   double parameters = 0.0, largest_layer = 0.0;
   bool json = false, choose = false, explain = false, published = false;
@@ -117,6 +118,16 @@ int plan(TrainSettings settings, const PlanOptions& options,
     fmt::print("\nplanned in {:.3f} s with {} of memory; nothing was allocated or computed\n",
                seconds, format_bytes(peak_resident_bytes()));
   }
+  if (!options.timeline.empty()) {
+    const Simulation untimed =
+        times ? Simulation()
+              : simulate(step->schedule, {.seconds = [](const Work&) { return 1.0; }});
+    AtomicFile file(options.timeline);
+    file.write(memory_timeline(*step, times ? times->simulation : untimed, times.has_value(),
+                               system ? system->memory_bytes : 0));
+    file.commit();
+    if (!options.json) fmt::print("timeline        {}\n", options.timeline);
+  }
   if (options.trace.empty()) return 0;
   SHERD_CHECK(times, "--trace: a planned trace needs times; give a --system");
   write_trace(*planned_trace(*step, times->simulation), options.trace);
@@ -177,6 +188,10 @@ Command add_plan(CLI::App& parent) {
   app->add_option("--largest-layer", options->largest_layer,
                   "and how many of these its largest has")
       ->type_name("NUMBER")
+      ->group(group);
+  app->add_option("--timeline", options->timeline,
+                  "write a picture of the memory over the step, SVG; with --system over its time")
+      ->type_name("FILE")
       ->group(group);
   app->add_option("--compare", options->compare,
                   "put the plan beside this trace of a run, event for event, and say where they "

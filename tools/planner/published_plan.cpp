@@ -19,6 +19,21 @@ const char* unit_text(PublishedCase::Unit unit) {
   return "s";
 }
 
+// The others' mean is that of logarithms, so that twice and half cancel.
+double relative_error(const PublishedResult& result, const std::vector<PublishedResult*>& all) {
+  if (!result.published->ratio_to.empty()) return result.error;
+  double sum = 0.0;
+  int others = 0;
+  for (const PublishedResult* other : all) {
+    if (other == &result || other->published->system != result.published->system ||
+        !other->published->ratio_to.empty())
+      continue;
+    sum += std::log1p(other->error);
+    ++others;
+  }
+  return others == 0 ? result.error : (1.0 + result.error) / std::exp(sum / others) - 1.0;
+}
+
 }  // namespace
 
 PublishedResult plan_published(const PublishedCase& published) {
@@ -62,16 +77,20 @@ PublishedSummary plan_published_cases() {
     summary.results.push_back(plan_published(published));
     figures[published.name] = summary.results.back().figure;
   }
-  int compared = 0;
+  std::vector<PublishedResult*> compared;
   for (PublishedResult& result : summary.results) {
     if (!result.published->ratio_to.empty())
       result.figure /= figures.at(result.published->ratio_to);
     if (result.published->published <= 0.0) continue;
     result.error = result.figure / result.published->published - 1.0;
-    summary.mean_error += std::abs(result.error);
-    ++compared;
+    compared.push_back(&result);
   }
-  if (compared > 0) summary.mean_error /= compared;
+  for (PublishedResult* result : compared) {
+    result->relative_error = relative_error(*result, compared);
+    const auto count = static_cast<double>(compared.size());
+    summary.mean_error += std::abs(result->error) / count;
+    summary.mean_relative_error += std::abs(result->relative_error) / count;
+  }
   return summary;
 }
 
@@ -83,10 +102,11 @@ std::string to_text(const PublishedSummary& summary) {
     const PublishedCase& published = *result.published;
     const bool known = published.published > 0.0, ratio = !published.ratio_to.empty();
     text += fmt::format(
-        "{:<15} {:>6} {:>8.3f} s {:>11.5g} {:>11} {:>7} {:>8.1f}% {:>8.1f} {:>9}  {}: {}\n",
+        "{:<15} {:>6} {:>8.3f} s {:>11.5g} {:>11} {:>7} {:>8} {:>8.1f}% {:>8.1f} {:>9}  {}: {}\n",
         published.name, published.ranks, result.step_seconds, result.figure,
         known ? fmt::format("{:.5g}", published.published) : "-",
         known ? fmt::format("{:+.1f}%", 100.0 * result.error) : "-",
+        known ? fmt::format("{:+.1f}%", 100.0 * result.relative_error) : "-",
         100.0 * result.exposed_seconds / result.step_seconds, result.peak_gib,
         published.published_gib > 0.0 ? fmt::format("{:.1f}", published.published_gib) : "-",
         ratio ? "of " + published.ratio_to : unit_text(published.unit), published.about);
@@ -95,7 +115,10 @@ std::string to_text(const PublishedSummary& summary) {
     text += fmt::format("{:<15} {:>6} waits for {}: {}\n", waiting->name, waiting->ranks,
                         waiting->waiting, waiting->about);
   }
-  return text + fmt::format("\nmean error {:.1f}%\n", 100.0 * summary.mean_error);
+  return text + fmt::format(
+                    "\nmean error {:.1f}%; {:.1f}% once scaled by what the other cases on the same "
+                    "system are off by (relative)\n",
+                    100.0 * summary.mean_error, 100.0 * summary.mean_relative_error);
 }
 
 }  // namespace sherd
