@@ -95,9 +95,9 @@ PublishedSummary plan_published_cases() {
 }
 
 std::string to_text(const PublishedSummary& summary) {
-  std::string text = fmt::format("{:<15} {:>6} {:>10} {:>11} {:>11} {:>7} {:>9} {:>8} {:>9}  {}\n",
-                                 "case", "ranks", "step", "predicted", "published", "error",
-                                 "exposed", "GiB", "published", "what");
+  std::string text = fmt::format(
+      "{:<15} {:>6} {:>10} {:>11} {:>11} {:>7} {:>8} {:>9} {:>8} {:>9}  {}\n", "case", "ranks",
+      "step", "predicted", "published", "error", "relative", "exposed", "GiB", "published", "what");
   for (const PublishedResult& result : summary.results) {
     const PublishedCase& published = *result.published;
     const bool known = published.published > 0.0, ratio = !published.ratio_to.empty();
