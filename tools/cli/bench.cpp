@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "bench_inputs.h"
 #include "command.h"
 #include "disk_loop.h"
 #include "gpu_peaks.h"
+#include "resident_meter.h"
 
 #include <sherd/comm/faulty_communicator.h>
 #include <sherd/kernels/matmul.h>
@@ -25,24 +27,50 @@ namespace {
 struct BenchOptions {
   std::int64_t steps = 10, warmup = 2, matrix = 2048;
   double comm_delay = 0.0;
+  std::string write_inputs;
   bool json = false;
 };
 
 struct BenchResult {
-  double median = 0.0, fastest = 0.0, slowest = 0.0;  // seconds a step
-  double mean = 0.0, exposed = 0.0;                   // of all, and of that waiting for other ranks
-  double matrix_rate = 0.0;                           // FLOP/s
-  double peak_rate = 0.0;                             // the GPU's by its data sheet; 0: not known
-  std::int64_t collectives = 0, sent_bytes = 0;       // of this rank, a step
-  double update = 0.0;                                // seconds, of the slowest rank
-  FileTraffic files;                                  // of all ranks' updates, a step
-  double disk_rate = 0.0;                             // bytes/s; 0 where there is none to measure
+  std::vector<double> seconds;          // of the timed steps, in order, of the slowest rank
+  std::vector<double> losses;           // of every step, warm-up too
+  double median = 0.0;                  // seconds a step
+  double fastest = 0.0, slowest = 0.0;  // the same
+  double lower = 0.0, upper = 0.0;      // quartiles of the same
+  double mean = 0.0, exposed = 0.0;     // of all, and of that waiting for other ranks
+  std::vector<std::int64_t> resident;   // of each process, at most while steps ran
+  double matrix_rate = 0.0;             // FLOP/s
+  double peak_rate = 0.0;               // the GPU's by its data sheet; 0: not known
+  std::int64_t collectives = 0, sent_bytes = 0;  // of this rank, a step
+  double update = 0.0;                           // seconds, of the slowest rank
+  FileTraffic files;                             // of all ranks' updates, a step
+  double disk_rate = 0.0;                        // bytes/s; 0 where there is none to measure
   bool disk_direct = true;
 };
 
 double median_of(std::vector<double> values) {
   std::ranges::sort(values);
   return values[values.size() / 2];
+}
+
+// Seconds of each step, of the slowest rank. All ranks together.
+std::vector<double> slowest_of_ranks(const std::vector<double>& seconds, Communicator& world) {
+  std::vector<std::int64_t> nanoseconds;
+  for (const double value : seconds) nanoseconds.push_back(std::llround(value * 1e9));
+  world.all_reduce(nanoseconds.data(), static_cast<std::int64_t>(nanoseconds.size()), DType::i64,
+                   ReduceOp::max, "bench: seconds of steps");
+  std::vector<double> slowest;
+  for (const std::int64_t value : nanoseconds) slowest.push_back(static_cast<double>(value) / 1e9);
+  return slowest;
+}
+
+// Of each process; ranks that are threads share one. All ranks together.
+std::vector<std::int64_t> resident_of_processes(std::int64_t mine, Communicator& world) {
+  if (!under_launcher()) return {mine};
+  std::vector<std::int64_t> bytes(static_cast<std::size_t>(world.size()));
+  bytes[static_cast<std::size_t>(world.rank())] = mine;
+  world.all_reduce(bytes.data(), world.size(), DType::i64, ReduceOp::sum, "bench: memory");
+  return bytes;
 }
 
 // In which folder updates move bytes; empty where in none, or in two that may be on two disks.
@@ -154,23 +182,30 @@ BenchResult measure(Context& context, Rehearsal& test, std::int64_t batch,
                     const BenchOptions& options) {
   using Clock = std::chrono::steady_clock;
   Communicator& world = test.engine.groups().world;
-  for (std::int64_t i = 0; i < options.warmup; ++i) test.step->run_shape(*test.inputs, batch);
+  BenchResult result;
+  for (std::int64_t i = 0; i < options.warmup; ++i)
+    result.losses.push_back(test.step->run_shape(*test.inputs, batch).loss);
   context.compute_stream().synchronize();
   context.ledger().reset_peak();
   context.host_ledger().reset_peak();
-  BenchResult result;
   // The limit is measured before, between and after the steps, so that both see the same machine;
   // by all ranks at once, as they compute, in the type that they compute in; with memory of its
   // own, which it gives back.
   const DType dtype = test.engine.precision().parameters;
+  ResidentMeter resident;
+  resident.resume();
   const auto measure_limit = [&] {
+    resident.pause();
     world.barrier("bench: a product");
-    Context limit({.device = context.device(),
-                   .device_index = context.device_index(),
-                   .threads = context.threads()});
-    result.matrix_rate =
-        std::max(result.matrix_rate, measure_matmul_rate(limit, dtype, options.matrix, 3));
+    {
+      Context limit({.device = context.device(),
+                     .device_index = context.device_index(),
+                     .threads = context.threads()});
+      result.matrix_rate =
+          std::max(result.matrix_rate, measure_matmul_rate(limit, dtype, options.matrix, 3));
+    }
     world.barrier("bench: a product is done");
+    resident.resume();
   };
   UpdateMeter updates(test.engine);
   std::vector<double> seconds;
@@ -179,8 +214,9 @@ BenchResult measure(Context& context, Rehearsal& test, std::int64_t batch,
     if (options.matrix > 0 && (i == 0 || i == options.steps / 2)) measure_limit();
     const double exposed_before = test.engine.exposed_seconds();
     const CommunicationCounters before = test.engine.counters();
+    world.barrier("bench: a step");  // a step lasts as long as its slowest rank's
     const auto start = Clock::now();
-    test.step->run_shape(*test.inputs, batch);
+    result.losses.push_back(test.step->run_shape(*test.inputs, batch).loss);
     context.compute_stream().synchronize();  // the update may still be under way
     seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
     exposed += test.engine.exposed_seconds() - exposed_before;
@@ -190,15 +226,21 @@ BenchResult measure(Context& context, Rehearsal& test, std::int64_t batch,
     if (i == 0 || i == options.steps / 2 || i == options.steps - 1) updates.measure_disk();
   }
   updates.finish(result);
+  resident.pause();
+  result.resident = resident_of_processes(resident.peak_bytes(), world);
   if (options.matrix > 0) measure_limit();
   if (context.device() == Device::cuda && size_of(dtype) == 2)
     result.peak_rate = peak_bf16_flops(cuda::device_name(context.device_index()));
+  seconds = slowest_of_ranks(seconds, world);
+  result.seconds = seconds;
   result.mean =
       std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(options.steps);
   std::ranges::sort(seconds);
   result.median = seconds[seconds.size() / 2];
   result.fastest = seconds.front();
   result.slowest = seconds.back();
+  result.lower = quantile(seconds, 0.25);
+  result.upper = quantile(seconds, 0.75);
   result.exposed = exposed / static_cast<double>(options.steps);
   return result;
 }
@@ -221,6 +263,10 @@ void print_json(const TrainSettings& settings, Context& context, Rehearsal& test
                               {"seconds_per_step", result.median},
                               {"seconds_fastest", result.fastest},
                               {"seconds_slowest", result.slowest},
+                              {"seconds_lower_quartile", result.lower},
+                              {"seconds_upper_quartile", result.upper},
+                              {"seconds", result.seconds},
+                              {"losses", result.losses},
                               {"exposed_seconds_per_step", result.exposed},
                               {"update_seconds_per_step", result.update},
                               {"update_read_bytes", result.files.read},
@@ -234,7 +280,8 @@ void print_json(const TrainSettings& settings, Context& context, Rehearsal& test
                               {"peak_flops_per_second", result.peak_rate},
                               {"peak_bytes", context.ledger().peak_total()},
                               {"host_peak_bytes", context.host_ledger().peak_total()},
-                              {"peak_resident_bytes", peak_resident_bytes()}};
+                              {"peak_resident_bytes", peak_resident_bytes()},
+                              {"peak_resident_bytes_of_processes", result.resident}};
   fmt::print("{}\n", line.dump());
 }
 
@@ -340,6 +387,11 @@ void bench_rank(const TrainSettings& settings, const BenchOptions& options, Comm
                context.threads(), context.threads() == 1 ? "" : "s");
     std::fflush(stdout);
   }
+  if (!options.write_inputs.empty()) {
+    write_bench_inputs(options.write_inputs, settings, test, options.warmup + options.steps);
+    fmt::print("inputs          {}\n", options.write_inputs);
+    return;
+  }
   const BenchResult result = measure(context, test, settings.batch_size, options);
   const double flops =
       test.model.training_flops_per_image() * static_cast<double>(settings.batch_size);
@@ -366,6 +418,11 @@ int bench_step(TrainSettings settings, const BenchOptions& options) {
               "--trace: has no effect with --json or on meta");
   SHERD_CHECK(options.comm_delay == 0.0 || (options.comm_delay > 0.0 && ranks > 1 && !meta),
               "--comm-delay: seconds above 0, with several ranks, not on meta");
+  SHERD_CHECK(options.write_inputs.empty() ||
+                  (ranks == 1 && !meta && !options.json && settings.trace.empty() &&
+                   settings.micro_batch == 0 && settings.precision == "fp32"),
+              "--write-inputs: writes what steps start from and times none: on one rank, in fp32, "
+              "not on meta, and without --json, --trace and --micro-batch");
   settings.recompute = chosen_recompute(settings, ranks);
   check_memory_limit(settings, ranks);
   if (meta) return run_meta(settings, options);
@@ -416,6 +473,12 @@ Command add_bench(CLI::App& parent) {
                    "hide? [0]")
       ->type_name("SECONDS")
       ->group(group);
+  step->add_option("--write-inputs", options->write_inputs,
+                   "time nothing: write the initial weights, the images, the labels and the "
+                   "learning rates of these steps into this folder, for another program to start "
+                   "from")
+      ->type_name("DIR")
+      ->group(group);
   step->add_flag("--json", options->json, "print one JSON object")
       ->group(group)
       ->disable_flag_override();
@@ -423,20 +486,14 @@ Command add_bench(CLI::App& parent) {
       step, {"model", "optimizer", "sharding", "data.dataset", "data.data_dir", "data.image_size",
              "data.classes", "run.batch_size", "run.micro_batch", "run.device", "run.attention",
              "run.graph", "precision", "memory", "run.threads", "run.seed", "run.trace"});
-  const Command calibrate = add_bench_calibrate(*app);
-  const Command checkpoint = add_bench_checkpoint(*app);
-  const Command comm = add_bench_comm(*app);
-  const Command disk = add_bench_disk(*app);
-  const Command kernels = add_bench_kernels(*app);
-  const Command foretold = add_bench_plan(*app);
-  return {app,
-          [options, warmup, matrix, flags, calibrate, checkpoint, comm, disk, kernels, foretold] {
-            if (calibrate.app->parsed()) return calibrate.run();
-            if (foretold.app->parsed()) return foretold.run();
-            if (checkpoint.app->parsed()) return checkpoint.run();
-            if (comm.app->parsed()) return comm.run();
-            if (kernels.app->parsed()) return kernels.run();
-            if (disk.app->parsed()) return disk.run();
+  const std::vector<Command> others{add_bench_calibrate(*app), add_bench_checkpoint(*app),
+                                    add_bench_comm(*app),      add_bench_disk(*app),
+                                    add_bench_kernels(*app),   add_bench_matrix(*app),
+                                    add_bench_plan(*app)};
+  return {app, [options, warmup, matrix, flags, others] {
+            for (const Command& other : others) {
+              if (other.app->parsed()) return other.run();
+            }
             const TrainSettings settings = flags.resolve({});
             if (matrix->count() == 0 && settings.device == "cuda") options->matrix = 8192;
             // Two run as usual, one is captured, and one shows what a replay costs at first.

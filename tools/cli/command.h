@@ -32,6 +32,7 @@ Command add_bench_comm(CLI::App& bench);
 Command add_bench_disk(CLI::App& bench);
 Command add_bench_kernels(CLI::App& bench);
 Command add_bench_plan(CLI::App& bench);
+Command add_bench_matrix(CLI::App& bench);
 
 // Flags for settings of the given sections, collected as they were typed; resolve() applies them
 // over the TOML file.

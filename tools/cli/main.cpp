@@ -64,6 +64,7 @@ int run(int argc, char** argv) {
       "run\n"
       "  sherd convert SOURCE DEST           weights from one format to another\n"
       "  sherd bench step                    speed of a training step on this machine\n"
+      "  sherd bench matrix --out DIR        every policy, model and precision, beside PyTorch\n"
       "  sherd bench kernels                 speed of each kernel beside what the device can do\n"
       "  sherd bench comm                    speed of what ranks say to each other\n"
       "  sherd bench disk --dir DIR          speed of a disk that state is kept on\n"};

@@ -237,6 +237,10 @@ Image one_image(const TrainSettings& settings) {
   return make_synthetic_dataset(options);
 }
 
+LrSchedule rehearsal_schedule(const TrainSettings& settings) {
+  return lr_schedule(settings, 1, 1000);
+}
+
 Rehearsal::Rehearsal(const TrainSettings& settings, Context& context, Communicator& world)
     : Rehearsal(settings, one_image(settings), context, world) {}
 
@@ -251,23 +255,25 @@ Rehearsal::Rehearsal(const TrainSettings& settings, Image like, Context& context
   apply_recompute(settings, model);
   make_weights(settings, model, engine);
   step = std::make_unique<TrainingStep>(context, model, engine, *optimizer,
-                                        step_settings(settings, lr_schedule(settings, 1, 1000)));
+                                        step_settings(settings, rehearsal_schedule(settings)));
   if (settings.save_every > 0 && settings.checkpoint_async) {
     saver = std::make_unique<CheckpointSaver>(context, model, engine, *optimizer, true);
   }
-  const std::int64_t most = rank_slice(settings.batch_size, world.rank(), world.size()).size;
-  const std::int64_t capacity = settings.micro_batch > 0 ? settings.micro_batch : most;
+  const SampleRange mine = rank_slice(settings.batch_size, world.rank(), world.size());
+  const std::int64_t capacity = settings.micro_batch > 0 ? settings.micro_batch : mine.size;
   inputs = std::make_unique<InputBuffers>(context, *image, capacity, engine.precision().master);
   BatchLoaderOptions loader = loader_options(settings, {}, settings.batch_size, settings.shuffle,
                                              world.rank(), world.size());
   place_batches(loader, context);
   if (loader.memory) ring = loader.memory(ring_bytes(loader, image->pixels()));
   inputs->stage_shape(capacity);
-  fill_normal(inputs->images(), 0.0, 1.0, RandomStream(1, "bench", "images"));
+  // Of the global batch, so that every rank has samples of its own.
+  fill_normal(inputs->images(), 0.0, 1.0, RandomStream(1, "bench", "images"),
+              mine.begin * image->pixels());
   if (context.is_meta()) return;
   std::vector<std::int64_t> labels(static_cast<std::size_t>(capacity));
   for (std::size_t i = 0; i < labels.size(); ++i) {
-    labels[i] = static_cast<std::int64_t>(i) % image->classes();
+    labels[i] = (mine.begin + static_cast<std::int64_t>(i)) % image->classes();
   }
   inputs->labels().copy_from_host(labels.data(), labels.size() * sizeof labels[0]);
 }

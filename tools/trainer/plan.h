@@ -17,6 +17,9 @@ namespace sherd {
 // An image of the shape, and with the classes, of those of the settings.
 SHERD_API std::shared_ptr<const ImageDataset> one_image(const TrainSettings& settings);
 
+// Of the steps of a Rehearsal.
+SHERD_API LrSchedule rehearsal_schedule(const TrainSettings& settings);
+
 // All that a training step needs, with images that are noise: to be run again and again. All ranks
 // make one together.
 struct SHERD_API Rehearsal {
