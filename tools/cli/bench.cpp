@@ -236,7 +236,7 @@ BenchResult measure(Context& context, Rehearsal& test, std::int64_t batch,
   result.mean =
       std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(options.steps);
   std::ranges::sort(seconds);
-  result.median = seconds[seconds.size() / 2];
+  result.median = quantile(seconds, 0.5);
   result.fastest = seconds.front();
   result.slowest = seconds.back();
   result.lower = quantile(seconds, 0.25);

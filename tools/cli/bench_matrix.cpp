@@ -229,11 +229,15 @@ std::string field_of(const char* file, const std::string& key) {
   return "unknown";
 }
 
+std::int64_t memory_bytes() {
+  return static_cast<std::int64_t>(sysconf(_SC_PHYS_PAGES)) * sysconf(_SC_PAGESIZE);
+}
+
 // What all rows depend on.
 ordered_json settings_of(const MatrixOptions& options, const ordered_json& versions) {
   ordered_json machine{{"processor", field_of("/proc/cpuinfo", "model name")},
                        {"processors", std::thread::hardware_concurrency()},
-                       {"memory", field_of("/proc/meminfo", "MemTotal")}};
+                       {"memory", memory_bytes()}};
   if (options.device == "cuda" && cuda::device_count() > 0) machine["gpu"] = cuda::device_name(0);
   return {{"sherd", version()},
           {"build", build_description()},
@@ -289,12 +293,37 @@ std::vector<CellRun> rows_so_far(const std::string& path, const ordered_json& se
   return rows;
 }
 
-// About how long a cell takes beside others: products of one rank.
+// About how long a cell takes beside others of its engine: products of a step.
 double weight_of(const Cell& cell) {
   const ViTSettings model = vit_preset(cell.model);
-  return static_cast<double>(cell.micro_batch * model.depth * model.dim * model.dim *
-                             model.tokens() * cell.ranks);
+  return static_cast<double>(cell.micro_batch * cell.ranks * model.depth * model.dim * model.dim *
+                             model.tokens());
 }
+
+// How long cells take, by those that were measured.
+class Estimate {
+ public:
+  void add(const Cell& cell, double seconds) { seen_.emplace_back(cell, seconds); }
+
+  // By cells of the same engine and size where there are any, else by others of that size, else by
+  // all, in proportion to their products.
+  double seconds(const Cell& cell) const {
+    double sums[3] = {}, counts[3] = {};
+    for (const auto& [other, seconds] : seen_) {
+      const bool size = other.model == cell.model && other.micro_batch == cell.micro_batch;
+      const int kind = !size ? 2 : other.engine == cell.engine ? 0 : 1;
+      sums[kind] += seconds;
+      counts[kind] += kind == 2 ? weight_of(other) / weight_of(cell) : 1.0;
+    }
+    for (int kind = 0; kind < 3; ++kind) {
+      if (counts[kind] > 0.0) return sums[kind] / counts[kind];
+    }
+    return 0.0;
+  }
+
+ private:
+  std::vector<std::pair<Cell, double>> seen_;
+};
 
 std::string last_line(const std::string& path) {
   std::ifstream file(path);
@@ -335,7 +364,7 @@ class Matrix {
     const InterruptGuard guard;
     for (const Cell& cell : cells_) {
       for (std::int64_t round = 0; round < report_.options.rounds; ++round) {
-        if (!has(cell, round)) left_weight_ += weight_of(cell), ++left_;
+        if (!has(cell, round)) ++left_;
       }
     }
     total_ = static_cast<std::int64_t>(cells_.size()) * report_.options.rounds;
@@ -384,7 +413,7 @@ class Matrix {
     if (cell.engine != "sherd" && !std::filesystem::exists(inputs)) {
       remove_tree(report_.options.out + "/inputs");  // of the model before
       ordered_json ignored;
-      row.reason = start(inputs_command(cell.model, report_.options, this_program(), inputs),
+      row.reason = start(inputs_command(cell.model, report_.options, program_, inputs),
                          "inputs-" + cell.model, row, ignored);
       if (!row.reason.empty()) {
         row.reason = "the inputs could not be written: " + row.reason;
@@ -394,7 +423,7 @@ class Matrix {
     const std::string name = fmt::format("{}-{}", cell.name(), round);
     ordered_json result;
     row.reason =
-        start(command_of(cell, report_.options, this_program(), inputs), name, row, result);
+        start(command_of(cell, report_.options, program_, inputs), name, row, result);
     if (!row.reason.empty()) return row;
     if (!result.is_object() || !result.contains("seconds_per_step")) {
       row.reason = "it printed no result";
@@ -410,12 +439,18 @@ class Matrix {
                     ordered_json& result) {
     const std::string base = report_.options.out + "/logs/" + name;
     const auto since = std::chrono::steady_clock::now();
-    const ProcessEnd end = run_process(command, base + ".out", base + ".err", timeout_, [&] {
+    ProcessEnd end;
+    const auto waiting = [&] {
       const std::chrono::duration<double> now = std::chrono::steady_clock::now() - since;
       line_.show(fmt::format("{} {} of {}  {}  {:.0f} s", bar(done_share(), 20), total_ - left_ + 1,
                              total_, name, now.count()));
       return InterruptGuard::interrupted();
-    });
+    };
+    try {
+      end = run_process(command, base + ".out", base + ".err", timeout_, waiting);
+    } catch (const Error& error) {
+      return error.what();  // it was not even started
+    }
     line_.clear();
     row.seconds += end.seconds;
     const std::string said = last_line(base + ".err");
@@ -446,9 +481,7 @@ class Matrix {
 
   void print_row(const Cell& cell, const CellRun& row) {
     --left_;
-    left_weight_ -= weight_of(cell);
-    seen_weight_ += weight_of(cell);
-    seen_seconds_ += row.seconds;
+    estimate_.add(cell, row.seconds);
     std::string what = row.reason;
     if (row.status == "ok") {
       what = fmt::format("{:.4f} s ({:.4f} to {:.4f})", row.result.value("seconds_per_step", 0.0),
@@ -458,10 +491,19 @@ class Matrix {
       what = row.status + ": " + what;
     }
     fmt::print("[{}/{}] {}  {}", total_ - left_, total_, row.cell, what);
-    if (left_ > 0)
-      fmt::print("  about {} left", describe_seconds(seen_seconds_ / seen_weight_ * left_weight_));
+    if (left_ > 0) fmt::print("  about {} left", describe_seconds(seconds_left()));
     fmt::print("\n");
     std::fflush(stdout);
+  }
+
+  double seconds_left() const {
+    double seconds = 0.0;
+    for (const Cell& cell : cells_) {
+      for (std::int64_t round = 0; round < report_.options.rounds; ++round) {
+        if (!has(cell, round)) seconds += estimate_.seconds(cell);
+      }
+    }
+    return seconds;
   }
 
   void write_reports() {
@@ -480,8 +522,8 @@ class Matrix {
       missing += summary.status == "not run" ? 1 : 0;
     }
     if (missing > 0) {
-      fmt::print("stopped: {} cell{} were not run; the same command goes on\n", missing,
-                 missing == 1 ? "" : "s");
+      fmt::print("stopped: {} cell{} not run; the same command goes on\n", missing,
+                 missing == 1 ? " was" : "s were");
     }
     if (failed > 0)
       fmt::print("{} cell{} failed; the reasons are in the tables\n", failed,
@@ -494,12 +536,13 @@ class Matrix {
   MatrixReport report_;
   std::vector<Cell> cells_;
   double timeout_;
+  std::string program_ = this_program();
   std::unique_ptr<DirectoryLock> lock_;
   std::unique_ptr<JsonLinesLog> log_;
   std::vector<CellRun> rows_;
   ProgressLine line_;
   std::int64_t total_ = 0, left_ = 0;
-  double left_weight_ = 0.0, seen_weight_ = 0.0, seen_seconds_ = 0.0;
+  Estimate estimate_;
 };
 
 int bench_matrix(const Flags& flags) {

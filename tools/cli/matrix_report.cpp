@@ -23,15 +23,15 @@ constexpr double kArticleFsdp = 1.35, kArticleDeepSpeed = 1.26;  // ViT-H / ViT-
 constexpr double kArticleLeast = 1.25, kArticleMost = 1.30;      // micro-batch 16 / 4, the same
 
 const char* const kStyle =
-    "body{margin:0 auto;max-width:1240px;padding:24px;background:var(--page);color:var(--ink);"
+    "body{margin:0 auto;max-width:1320px;padding:24px;background:var(--page);color:var(--ink);"
     "font:15px/1.5 system-ui,sans-serif}\n"
     "h1{font-size:26px;margin:0 0 4px}h2{font-size:19px;margin:36px 0 6px}\n"
     "p,li{max-width:900px}.muted{color:var(--muted)}\n"
     ".plots{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,540px),1fr));"
     "gap:20px}\n"
     ".scroll{overflow-x:auto}\n"
-    "table{border-collapse:collapse;font-size:13px;font-variant-numeric:tabular-nums}\n"
-    "th,td{padding:3px 10px;text-align:right;border-bottom:1px solid var(--grid);"
+    "table{border-collapse:collapse;font-size:12px;font-variant-numeric:tabular-nums}\n"
+    "th,td{padding:3px 7px;text-align:right;border-bottom:1px solid var(--grid);"
     "white-space:nowrap}\n"
     "th{color:var(--muted);font-weight:600;vertical-align:bottom;white-space:normal}\n"
     "th.t,td.t{text-align:left}td.why{text-align:left;white-space:normal;min-width:300px}\n"
@@ -91,7 +91,7 @@ std::string panel(const Summaries& all, const std::string& title, const PlotFram
                   const Value& low, const Value& high) {
   std::vector<Cell> places;
   for (const CellSummary& summary : all) {
-    if (!inside(summary.cell)) continue;
+    if (!inside(summary.cell) || !std::isfinite(value(summary))) continue;
     const bool known = std::ranges::any_of(
         places, [&](const Cell& place) { return place.same_place(summary.cell); });
     if (!known) places.push_back(summary.cell);
@@ -247,7 +247,7 @@ std::string header(const MatrixReport& report) {
       {"machine",
        fmt::format(
            "{}, {} processors, {} of memory{}", s["machine"].value("processor", ""),
-           s["machine"]["processors"].dump(), s["machine"].value("memory", ""),
+           s["machine"]["processors"].dump(), bytes_text(s["machine"].value("memory", 0.0)),
            s["machine"].contains("gpu") ? ", " + s["machine"].value("gpu", "") : std::string())},
       {"Sherd", fmt::format("{} ({})", s.value("sherd", ""), s.value("build", ""))}};
   std::string peers;
@@ -380,7 +380,7 @@ std::string table(const Summaries& all) {
             ? "equal"
             : or_dash(s.loss_difference, [](double v) { return fmt::format("{:.1e}", v); });
     text += fmt::format(
-        "<td>{}</td><td>{} to {}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>"
+        "<td>{}</td><td>{} – {}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td><td>{}</td>"
         "<td>{}</td><td>{}</td><td>{}</td><td>{}</td><td{}>{}{}</td></tr>\n",
         or_dash(s.seconds, seconds_text), or_dash(s.lower, seconds_text),
         or_dash(s.upper, seconds_text),
@@ -411,6 +411,12 @@ PlotFrame look_of(const char* label, std::function<std::string(double)> format) 
   return look;
 }
 
+PlotFrame bytes_look(const char* label) {
+  PlotFrame look = look_of(label, bytes_text);
+  look.binary = true;
+  return look;
+}
+
 }  // namespace
 
 std::string matrix_html(const MatrixReport& report) {
@@ -434,20 +440,18 @@ std::string matrix_html(const MatrixReport& report) {
   text += gpu ? section(all, "Peak memory of a GPU",
                         "What the steps had allocated at most: by Sherd's ledger, and by PyTorch's "
                         "allocator.",
-                        look_of("a rank", bytes_text),
-                        [](const CellSummary& s) { return s.peak_bytes; })
+                        bytes_look("a rank"), [](const CellSummary& s) { return s.peak_bytes; })
               : section(all, "Peak memory",
                         "Resident memory of all ranks together while the timed steps ran, as the "
                         "system counts it, without what PyTorch's own libraries hold before there "
                         "is a model.",
-                        look_of("all ranks", bytes_text), [](const CellSummary& s) {
+                        bytes_look("all ranks"), [](const CellSummary& s) {
                           return s.resident_bytes - s.base_resident_bytes;
                         });
-  text +=
-      section(all, "Bytes sent", "By one rank in a step.", look_of("a rank", bytes_text),
-              [](const CellSummary& s) {
-                return s.cell.ranks == 1 ? std::numeric_limits<double>::quiet_NaN() : s.sent_bytes;
-              });
+  text += section(
+      all, "Bytes sent", "By one rank in a step.", bytes_look("a rank"), [](const CellSummary& s) {
+        return s.cell.ranks == 1 ? std::numeric_limits<double>::quiet_NaN() : s.sent_bytes;
+      });
   text += section(
       all, "Exposed communication",
       "The part of a step in which a rank waits for others; Sherd's alone, peers do not "

@@ -22,11 +22,14 @@ class Canvas {
       : frame_(frame) {
     for (const PlotFrame::Line& line : frame.reference_lines) high = std::max(high, line.value);
     if (std::isfinite(frame.top)) high = frame.top;
-    ticks_ = axis_ticks(std::min(low, 0.0), high, 5);
+    ticks_ = axis_ticks(std::min(low, 0.0), high, 5, frame.binary);
     double widest = 0.0;
     for (const double tick : ticks_) widest = std::max(widest, text_width(label(tick)));
     left_ = widest + (frame.y_label.empty() ? 14.0 : 30.0);
-    right_ = frame.width - 12.0;
+    double beside = 12.0;
+    for (const PlotFrame::Line& line : frame.reference_lines)
+      beside = std::max(beside, text_width(label(line.value)) + 8.0);
+    right_ = frame.width - beside;
     text_ = fmt::format(
         "<svg class=\"plot\" viewBox=\"0 0 {} {}\" width=\"{}\" role=\"img\" aria-label=\"{}\">\n",
         frame.width, frame.height, frame.width, escape_html(frame.title));
@@ -72,7 +75,7 @@ class Canvas {
       text_ += fmt::format(
           "<line class=\"reference\" x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>\n",
           left_, right_, y(line.value), y(line.value));
-      label_at(right_, y(line.value) - 4, "tick halo", "end", line.label);
+      label_at(right_ + 4, y(line.value) + 4, "tick", "start", label(line.value));
     }
     return text_ + "</svg>\n";
   }
@@ -80,19 +83,29 @@ class Canvas {
  private:
   void add_legend(const std::vector<std::string>& names, const std::vector<int>& colors) {
     double x = left_, row = 34.0;
-    for (std::size_t i = 0; i < names.size(); ++i) {
-      const double width = 20.0 + text_width(names[i]) + 12.0;
-      if (x > left_ && x + width > right_) {
+    const auto place = [&](const std::string& name) {
+      const double width = 20.0 + text_width(name) + 12.0;
+      if (x > left_ && x + width > frame_.width) {
         x = left_;
         row += 16.0;
       }
+      label_at(x + 17.0, row, "tick", "start", name);
+      x += width;
+      return x - width;
+    };
+    for (std::size_t i = 0; i < names.size(); ++i) {
+      const double at = place(names[i]);
       text_ += fmt::format(
           "<rect class=\"s{}\" x=\"{:.1f}\" y=\"{:.1f}\" width=\"12\" height=\"12\" rx=\"2\"/>\n",
-          colors[i] % kPlotColors, x, row - 10.0);
-      label_at(x + 17.0, row, "tick", "start", names[i]);
-      x += width;
+          colors[i] % kPlotColors, at, row - 10.0);
     }
-    top_ = names.empty() ? 30.0 : row + 14.0;
+    for (const PlotFrame::Line& line : frame_.reference_lines) {
+      const double at = place(line.label);
+      text_ += fmt::format(
+          "<line class=\"reference\" x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>\n",
+          at, at + 13.0, row - 4.0, row - 4.0);
+    }
+    top_ = names.empty() && frame_.reference_lines.empty() ? 30.0 : row + 14.0;
   }
 
   const PlotFrame& frame_;
@@ -168,7 +181,6 @@ std::string plot_style() {
       ".plot{max-width:100%;height:auto;font:11px system-ui,sans-serif}\n"
       ".plot .title{font-size:13px;font-weight:600;fill:var(--ink)}\n"
       ".plot .label,.plot .tick{fill:var(--muted)}\n"
-      ".plot .halo{fill:var(--ink);paint-order:stroke;stroke:var(--page);stroke-width:3px}\n"
       ".plot .grid{stroke:var(--grid)}.plot .axis{stroke:var(--muted)}\n"
       ".plot .reference{stroke:var(--ink);stroke-dasharray:5 4}\n"
       ".plot .whisker{stroke:var(--ink);stroke-width:1.2}\n"
@@ -193,10 +205,12 @@ std::string escape_html(const std::string& text) {
   return escaped;
 }
 
-std::vector<double> axis_ticks(double low, double high, int count) {
+std::vector<double> axis_ticks(double low, double high, int count, bool binary) {
   if (!(high > low)) high = low + 1.0;
   const double raw = (high - low) / count;
-  const double power = std::pow(10.0, std::floor(std::log10(raw)));
+  const double unit =
+      binary && raw > 1.0 ? std::pow(1024.0, std::floor(std::log2(high - low) / 10.0)) : 1.0;
+  const double power = unit * std::pow(10.0, std::floor(std::log10(raw / unit)));
   double step = power;
   for (const double factor : {1.0, 2.0, 2.5, 5.0, 10.0}) {
     step = factor * power;

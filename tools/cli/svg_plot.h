@@ -30,7 +30,8 @@ struct PlotFrame {
   std::function<std::string(double)> format;  // of values; empty: up to 3 significant digits
   // The top of the axis; NaN: by the values. It begins at 0 where none is below.
   double top = std::numeric_limits<double>::quiet_NaN();
-  // Dashed, with a label: what others measured, or a limit.
+  bool binary = false;  // values are bytes: the axis has round numbers of KiB, MiB, GiB
+  // Dashed, its value at the right end and its label in the legend: what others measured, a limit.
   struct Line {
     double value;
     std::string label;
@@ -60,7 +61,8 @@ std::string line_plot(const PlotFrame& frame, const std::vector<PointSeries>& se
 std::string area_plot(const PlotFrame& frame, const std::vector<PointSeries>& series,
                       bool steps = false, const std::function<std::string(double)>& x_format = {});
 
-// Round numbers from `low` to at or above `high`, about `count` of them.
-std::vector<double> axis_ticks(double low, double high, int count);
+// Round numbers from `low` or below to at or above `high`, about `count` of them; with `binary`
+// they are round in the largest power of 1024 that fits.
+std::vector<double> axis_ticks(double low, double high, int count, bool binary = false);
 
 }  // namespace sherd::cli
