@@ -212,9 +212,9 @@ BenchResult measure(Context& context, Rehearsal& test, std::int64_t batch,
   double exposed = 0.0;
   for (std::int64_t i = 0; i < options.steps; ++i) {
     if (options.matrix > 0 && (i == 0 || i == options.steps / 2)) measure_limit();
+    world.barrier("bench: a step");  // it lasts as long as its slowest rank's, and is no part of it
     const double exposed_before = test.engine.exposed_seconds();
     const CommunicationCounters before = test.engine.counters();
-    world.barrier("bench: a step");  // a step lasts as long as its slowest rank's
     const auto start = Clock::now();
     result.losses.push_back(test.step->run_shape(*test.inputs, batch).loss);
     context.compute_stream().synchronize();  // the update may still be under way

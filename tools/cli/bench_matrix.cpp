@@ -422,8 +422,7 @@ class Matrix {
     }
     const std::string name = fmt::format("{}-{}", cell.name(), round);
     ordered_json result;
-    row.reason =
-        start(command_of(cell, report_.options, program_, inputs), name, row, result);
+    row.reason = start(command_of(cell, report_.options, program_, inputs), name, row, result);
     if (!row.reason.empty()) return row;
     if (!result.is_object() || !result.contains("seconds_per_step")) {
       row.reason = "it printed no result";
@@ -449,7 +448,8 @@ class Matrix {
     try {
       end = run_process(command, base + ".out", base + ".err", timeout_, waiting);
     } catch (const Error& error) {
-      return error.what();  // it was not even started
+      row.status = "unavailable";  // it was not even started: the next time it may be
+      return error.what();
     }
     line_.clear();
     row.seconds += end.seconds;

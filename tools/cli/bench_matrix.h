@@ -60,7 +60,7 @@ std::vector<std::string> inputs_command(const std::string& model, const MatrixOp
 struct CellRun {
   std::string cell;  // its name
   std::int64_t round = 0;
-  std::string status;     // "ok", "failed", or "unavailable" where the engine is not installed
+  std::string status;     // "ok", "failed", or "unavailable" where there is no such program
   std::string reason;     // of what is not ok
   double seconds = 0.0;   // of the whole process
   nlohmann::json result;  // what it printed; null where it is not ok

@@ -9,7 +9,8 @@
 namespace sherd::cli {
 namespace {
 
-constexpr double kLabelWidth = 6.4;  // of a letter at 11 pixels, about
+constexpr double kLabelWidth = 6.4;    // of a letter at 11 pixels, about
+constexpr double kLabelHeight = 11.0;  // of a line of them
 
 double text_width(const std::string& text) {
   return kLabelWidth * static_cast<double>(text.size());
@@ -71,11 +72,16 @@ class Canvas {
   }
 
   std::string finish() {
-    for (const PlotFrame::Line& line : frame_.reference_lines) {
+    std::vector<double> values;
+    for (const PlotFrame::Line& line : frame_.reference_lines) values.push_back(line.value);
+    std::ranges::sort(values, std::greater<>());  // from the top down
+    double above = -kLabelHeight;
+    for (const double value : values) {
       text_ += fmt::format(
           "<line class=\"reference\" x1=\"{:.1f}\" x2=\"{:.1f}\" y1=\"{:.1f}\" y2=\"{:.1f}\"/>\n",
-          left_, right_, y(line.value), y(line.value));
-      label_at(right_ + 4, y(line.value) + 4, "tick", "start", label(line.value));
+          left_, right_, y(value), y(value));
+      above = std::max(y(value) + 4, above + kLabelHeight);
+      label_at(right_ + 4, above, "tick", "start", label(value));
     }
     return text_ + "</svg>\n";
   }
@@ -146,6 +152,15 @@ Axis add_x_axis(Canvas& canvas, const std::vector<PointSeries>& series,
                     format ? format(tick) : fmt::format("{:.4g}", tick));
   }
   return axis;
+}
+
+// Those that have a value there: the others leave no gap.
+std::vector<const BarSeries*> series_at(const std::vector<BarSeries>& series, std::size_t c) {
+  std::vector<const BarSeries*> here;
+  for (const BarSeries& one : series) {
+    if (c < one.values.size() && std::isfinite(one.values[c])) here.push_back(&one);
+  }
+  return here;
 }
 
 template <typename Series>
@@ -241,6 +256,10 @@ std::string bar_plot(const PlotFrame& frame, const std::vector<std::string>& cat
   Canvas canvas(frame, low, high, names, colors, slanted ? 0.7 * widest + 22.0 : 26.0);
   const double room = (canvas.right() - canvas.left()) /
                       static_cast<double>(std::max<std::size_t>(1, categories.size()));
+  std::size_t most = 1;  // bars of a category
+  for (std::size_t c = 0; c < categories.size(); ++c)
+    most = std::max(most, series_at(series, c).size());
+  const double width = std::min(34.0, 0.8 * room / static_cast<double>(most));
   for (std::size_t c = 0; c < categories.size(); ++c) {
     const double begin = canvas.left() + room * static_cast<double>(c);
     const double middle = begin + room / 2;
@@ -252,13 +271,7 @@ std::string bar_plot(const PlotFrame& frame, const std::vector<std::string>& cat
     } else {
       canvas.label_at(middle, canvas.bottom() + 16, "tick", "middle", categories[c]);
     }
-    // Those that have no value here leave no gap.
-    std::vector<const BarSeries*> here;
-    for (const BarSeries& one : series) {
-      if (c < one.values.size() && std::isfinite(one.values[c])) here.push_back(&one);
-    }
-    const double width =
-        std::min(34.0, 0.8 * room / static_cast<double>(std::max<std::size_t>(1, here.size())));
+    const std::vector<const BarSeries*> here = series_at(series, c);
     double x = middle - width * static_cast<double>(here.size()) / 2;
     for (const BarSeries* one : here) {
       const double value = one->values[c];
