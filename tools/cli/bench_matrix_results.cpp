@@ -78,7 +78,7 @@ CellSummary over_rounds(const Cell& cell, const std::vector<CellRun>& runs) {
   summary.base_resident_bytes = ours ? 0.0 : sum(*last, "base_resident_bytes_of_processes");
   summary.sent_bytes = number(*last, "sent_bytes_per_step");
   if (ours) {
-    summary.exposed_seconds = median(exposed);
+    if (cell.ranks > 1) summary.exposed_seconds = median(exposed);  // one waits for nobody
     summary.step_flops = number(*last, "flops_per_second") * number(*last, "seconds_per_step");
   }
   for (const json& loss : last->value("losses", json::array()))

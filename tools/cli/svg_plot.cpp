@@ -61,7 +61,7 @@ class Canvas {
     return bottom_ - (std::clamp(value, low, high) - low) / (high - low) * (bottom_ - top_);
   }
   std::string label(double value) const {
-    return frame_.format ? frame_.format(value) : fmt::format("{:.3g}", value);
+    return frame_.format ? frame_.format(value) : fmt::format("{:.5g}", value);
   }
 
   void add(const std::string& text) { text_ += text; }

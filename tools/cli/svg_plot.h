@@ -27,7 +27,7 @@ inline constexpr int kPlotColors = 7;
 struct PlotFrame {
   std::string title, x_label, y_label;
   int width = 560, height = 300;
-  std::function<std::string(double)> format;  // of values; empty: up to 3 significant digits
+  std::function<std::string(double)> format;  // of values; empty: up to 5 significant digits
   // The top of the axis; NaN: by the values. It begins at 0 where none is below.
   double top = std::numeric_limits<double>::quiet_NaN();
   bool binary = false;  // values are bytes: the axis has round numbers of KiB, MiB, GiB
