@@ -92,8 +92,8 @@ void adamw_update(const Tensor& parameter, const Tensor& grad, const Tensor& exp
     written->storage().mark_modified();
   }
   Context& context = parameter.context();
-  record_kernel("adamw", parameter, parameter, grad, exp_avg, exp_avg, exp_avg_sq, exp_avg_sq,
-                rounded);
+  record_kernel(rounded.defined() ? "adamw_rounded" : "adamw", parameter, parameter, grad, exp_avg,
+                exp_avg, exp_avg_sq, exp_avg_sq, rounded);
   if (context.is_meta()) return;
   dispatch_master(parameter, [&](auto zero) {
     using T = decltype(zero);

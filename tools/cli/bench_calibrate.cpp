@@ -31,7 +31,7 @@ using Point = MeasuredCosts::Point;
 
 struct CalibrateOptions {
   std::string out, name = "this-machine", precisions = "fp32,bf16", tables;
-  std::int64_t repeat = 5;
+  std::int64_t repeat = 7;
   bool quick = false;
 };
 
@@ -91,9 +91,9 @@ Work work_of(const CalibrationCase& one, int threads) {
   return schedule.works().front();
 }
 
-double median(std::vector<double> values) {
+double quartile(std::vector<double> values) {
   std::ranges::sort(values);
-  return values[values.size() / 2];
+  return values[values.size() / 4];
 }
 
 class Calibration {
@@ -110,15 +110,18 @@ class Calibration {
   void measure(Communicator& world, ProgressLine& progress) {
     Context context({.threads = layout_.threads, .rank = world.rank()});
     KernelTimer timer(context, options_.quick ? kSmallBuffer : kBuffer,
-                      static_cast<int>(options_.repeat));
+                      static_cast<int>(options_.repeat), [&] {
+                        // Ranks compute at once, as in a step: they share the memory's bandwidth.
+                        if (world.size() > 1) world.barrier("calibrate: at once");
+                      });
     for (const DType dtype : dtypes_) {
       const std::vector<CalibrationCase> cases = calibration_cases(dtype, options_.quick);
       for (std::size_t i = 0; i < cases.size(); ++i) {
         const Work work = work_of(cases[i], layout_.threads);
-        // Ranks compute at once, as in a step: they share the memory's bandwidth.
         const std::function<void()> call = cases[i].make(context);
         world.barrier("calibrate: a kernel");
-        const double seconds = timer.measure(call).median;
+        // Not the median: what disturbs a call, on a machine that is never quite idle, adds to it.
+        const double seconds = timer.measure(call).quartile;
         add(world, work, seconds);
         if (world.rank() == 0) {
           progress.show(fmt::format("{} threads x {} ranks, {}: {} {}/{} {}", layout_.threads,
@@ -196,7 +199,7 @@ class Calibration {
          .dtype = dtype,
          .bytes = bytes,
          .group = {.size = world.size()}},
-        median(seconds));
+        quartile(seconds));
   }
 
   static constexpr std::size_t kBuffer = std::size_t{64} << 20;  // beyond the caches
@@ -340,7 +343,7 @@ Command add_bench_calibrate(CLI::App& bench) {
                   "threads of a rank x ranks that work at once [all cores x 1, 1 x all cores]")
       ->type_name("LIST");
   app->add_option("--repeat", options->repeat,
-                  "timed calls of each, of which the median counts [5]")
+                  "timed calls of each, of which the lower quartile counts [7]")
       ->type_name("INT");
   app->add_flag("--quick", options->quick,
                 "small sizes alone, in seconds: a first look, too coarse to plan large models by")

@@ -21,14 +21,17 @@ std::int64_t flops_of(Context& context) {
 
 }  // namespace
 
-KernelTimer::KernelTimer(Context& context, std::size_t buffer, int repeat)
+KernelTimer::KernelTimer(Context& context, std::size_t buffer, int repeat,
+                         std::function<void()> ready)
     : context_(context),
       buffer_(full(context, {static_cast<std::int64_t>(buffer / 4)}, DType::f32, 0.0)),
-      repeat_(repeat) {}
+      repeat_(repeat),
+      ready_(std::move(ready)) {}
 
 double KernelTimer::time_once(const std::function<void()>& call) {
   Stream& stream = context_.compute_stream();
   sum(buffer_);
+  if (ready_) ready_();
   if (context_.device() == Device::cuda) {
     const Event start = cuda::record_time(stream);
     call();
@@ -56,6 +59,7 @@ CallTimes KernelTimer::measure(const std::function<void()>& call) {
   std::ranges::sort(seconds);
   times.median = seconds[seconds.size() / 2];
   times.fastest = seconds.front();
+  times.quartile = seconds[seconds.size() / 4];
   return times;
 }
 

@@ -10,6 +10,7 @@ namespace sherd::cli {
 
 struct CallTimes {
   double median = 0.0, fastest = 0.0;  // seconds
+  double quartile = 0.0;               // a quarter of the calls were faster
   int calls = 0;
   std::int64_t flops = 0;  // of the products inside one call
 };
@@ -25,7 +26,8 @@ class KernelTimer {
  public:
   // buffer: bytes that are read. repeat: timed calls of each kind, or 0: as many as take a
   // tenth of a second, 3 to 200.
-  KernelTimer(Context& context, std::size_t buffer, int repeat);
+  // ready: is called right before each timed call; ranks meet there that are to compute at once.
+  KernelTimer(Context& context, std::size_t buffer, int repeat, std::function<void()> ready = {});
 
   CallTimes measure(const std::function<void()>& call);
 
@@ -35,6 +37,7 @@ class KernelTimer {
   Context& context_;
   Tensor buffer_;
   int repeat_;
+  std::function<void()> ready_;
 };
 
 }  // namespace sherd::cli

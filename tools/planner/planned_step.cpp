@@ -127,8 +127,10 @@ std::unique_ptr<Trace> planned_trace(const RecordedStep& step, const Simulation&
                       scope.start * kMicroseconds, (scope.end - scope.start) * kMicroseconds);
     } else if (entry.kind == Kind::memory) {
       const Simulation::Memory& change = simulation.memory[memory++];
+      // What is there before the step is told before it begins.
+      const double time = scope_at.empty() ? -1.0 : change.time * kMicroseconds;
       trace->counter(memory_counter(change.pool, change.category), static_cast<double>(change.live),
-                     change.time * kMicroseconds);
+                     time);
     }
   }
   return trace;
