@@ -55,7 +55,7 @@ struct Flags {
   std::string peers = "auto", python = "python3", peer_script = SHERD_PEER_SCRIPT;
   std::string image_size = "3x224x224", device = "cpu", out, resume = "yes";
   std::int64_t threads = 0, steps = 10, warmup = 3, classes = 101, rounds = 1, product = 0;
-  double timeout = 1800.0;
+  double timeout = 14400.0;
   bool list = false, python_given = false, script_given = false;
 };
 
@@ -612,7 +612,7 @@ Command add_bench_matrix(CLI::App& bench) {
       app->add_option("--peer-script", flags->peer_script,
                       "tools/peers/cell.py [that of the sources of this build]")
           ->type_name("FILE");
-  app->add_option("--timeout", flags->timeout, "a cell that runs longer is ended; 0: none [1800]")
+  app->add_option("--timeout", flags->timeout, "a cell that runs longer is ended; 0: none [14400]")
       ->type_name("SECONDS");
   text("--out", flags->out, "folder of the results")->type_name("DIR");
   text("--resume", flags->resume,

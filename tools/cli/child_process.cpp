@@ -11,6 +11,7 @@
 #include <cerrno>
 #include <chrono>
 #include <cstring>
+#include <fstream>
 #include <thread>
 
 extern char** environ;
@@ -49,6 +50,8 @@ pid_t spawn(const std::vector<std::string>& command, const std::string& out_path
   posix_spawnattr_destroy(&attributes);
   posix_spawn_file_actions_destroy(&files);
   SHERD_CHECK(error == 0, "{}: cannot be started: {}", command[0], std::strerror(error));
+  // Where memory runs out the system ends this first, and what it starts, not who waits for it.
+  std::ofstream(fmt::format("/proc/{}/oom_score_adj", child)) << 1000;
   return child;
 }
 

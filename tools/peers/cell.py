@@ -13,10 +13,11 @@ so that its losses can be compared with Sherd's. The last line it prints is one 
   deepspeed1, deepspeed2, deepspeed3   ZeRO of this stage
 
 The rules, which are Sherd's too: a unit is a block (FSDP2: fully_shard of each block; ZeRO-3: each block a leaf
-module, no parameter stays gathered; DDP and ZeRO 1 and 2: buckets of a block's size). Timed is a step: gradients to
-none, forward, loss, backward, the global gradient norm clipped, AdamW; not the barrier before it. Steps of the
-warm-up are not timed. A step lasts as long as its slowest rank. With --precision bf16, FSDP2 and DeepSpeed
-compute and send in bf16 and keep fp32 weights for AdamW; DDP runs under torch.autocast and sends fp32 gradients.
+module, no parameter stays gathered; DDP and ZeRO 1 and 2: buckets of a block's size), and one is gathered ahead.
+Timed is a step: gradients to none, forward, loss, backward, the global gradient norm clipped, AdamW; not the barrier
+before it. Steps of the warm-up are not timed. A step lasts as long as its slowest rank. With --precision bf16, FSDP2
+and DeepSpeed compute and send in bf16 and keep fp32 weights for AdamW; DDP runs under torch.autocast and sends fp32
+gradients.
 
 Exit status: 3 where the engine is not installed, 1 for any other failure."""
 import argparse
@@ -203,6 +204,13 @@ class Step:
         for unit in model.blocks:
             fully_shard(unit, mesh=mesh, mp_policy=policy, reshard_after_forward=args.engine != "fsdp2_grad_op")
         fully_shard(model, mesh=mesh, mp_policy=policy)
+        # On a GPU streams overlap by themselves. Over gloo the next block is gathered beside a block only where
+        # it is asked for; Sherd does so too.
+        if args.device == "cpu" and hasattr(model, "_set_unshard_async_op"):
+            model._set_unshard_async_op(True)
+            for unit, following in zip(model.blocks, model.blocks[1:]):
+                unit.set_modules_to_forward_prefetch([following])
+                following.set_modules_to_backward_prefetch([unit])
         # gloo averages more slowly than it sums (README.md); with the sum FSDP2 divides by itself.
         if args.device == "cpu" and hasattr(model, "set_force_sum_reduction_for_comms"):
             model.set_force_sum_reduction_for_comms(True)
