@@ -252,6 +252,14 @@ ordered_json settings_of(const MatrixOptions& options, const ordered_json& versi
           {"peers", versions}};
 }
 
+// In the place of an earlier one of the same cell and round, which could not be started.
+void put(std::vector<CellRun>& rows, CellRun row) {
+  std::erase_if(rows, [&](const CellRun& other) {
+    return other.cell == row.cell && other.round == row.round;
+  });
+  rows.push_back(std::move(row));
+}
+
 // Rows of a matrix that was stopped; empty where there is none.
 std::vector<CellRun> rows_so_far(const std::string& path, const ordered_json& settings) {
   std::vector<CellRun> rows;
@@ -267,7 +275,7 @@ std::vector<CellRun> rows_so_far(const std::string& path, const ordered_json& se
       continue;
     }
     if (number > 1) {
-      rows.push_back(run_from_json(row));
+      put(rows, run_from_json(row));
       continue;
     }
     SHERD_CHECK(row.contains("settings"),
@@ -397,7 +405,7 @@ class Matrix {
         if (has(cells_[i], round)) continue;
         const CellRun row = measure(cells_[i], round);
         if (InterruptGuard::interrupted()) return false;
-        rows_.push_back(row);
+        put(rows_, row);
         log_->write(to_json(row).dump());
         print_row(cells_[i], row);
         measured = true;
