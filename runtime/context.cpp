@@ -54,7 +54,11 @@ std::unique_ptr<Stream> Context::make_stream(std::string name) {
                                   std::move(name));
 }
 
-Context::~Context() = default;
+// Tensors may outlive it, with the allocators.
+Context::~Context() {
+  ledger().watch({});
+  host_ledger().watch({});
+}
 
 // Each change becomes a counter of the trace, or an entry of the schedule.
 void Context::watch_ledger(Ledger& ledger, MemoryPool pool) {

@@ -32,7 +32,7 @@ void add_step(TraceText& text, double t, std::int64_t number, const Made& made, 
                          double duration) {
     text.event(name, category, at(start), made.scale * duration);
   };
-  text.counter("memory: activations", at(5), 4096).counter("memory: total", at(5), 5096);
+  text.counter("memory: activations", at(5), 4096).counter("memory: parameters", at(5), 1000);
   event("blocks.0", "forward", 10, 100);
   if (made.gathers) {
     text.on("communication stream");
@@ -40,15 +40,15 @@ void add_step(TraceText& text, double t, std::int64_t number, const Made& made, 
     text.on("main");
   }
   text.counter("memory: activations", at(115), made.held);
-  text.counter("memory: total", at(115), made.peak);
+  text.counter("memory: parameters", at(115), made.peak - made.held);
   event(made.second, "forward", 120, 90);
   event("model", "forward", made.flat ? 115 : 10, made.flat ? 185 : 290);
   event("gelu", "backward", 420, 200);
   event("wait for blocks.0", "optimizer", 650, 50);
   if (made.update) event("update blocks.0", "optimizer", 700, 100);
   event("optimizer", "optimizer", 640, 200);
-  text.counter("host memory: total", at(800), 64);
-  text.counter("memory: total", at(900), 1000);
+  text.counter("host memory: parameters", at(800), 64);
+  text.counter("memory: parameters", at(900), 1000);
   event("step", "step", 0, 1000);
   if (!noted) return;
   note.step = number;
@@ -58,7 +58,7 @@ void add_step(TraceText& text, double t, std::int64_t number, const Made& made, 
 
 TraceFile plan() {
   TraceText text;
-  text.counter("memory: total", 0, 1000);
+  text.counter("memory: parameters", 0, 1000);
   add_step(text, 50, 0, {});
   return text.read("plan.json");
 }
@@ -67,7 +67,7 @@ TraceFile plan() {
 TraceFile run(const Made& made, const Made& other = {.scale = 1.5}) {
   TraceText text;
   for (int rank = 0; rank < 2; ++rank) {
-    text.on_rank(rank).counter("memory: total", 0, 1000);
+    text.on_rank(rank).counter("memory: parameters", 0, 1000);
     add_step(text, 1e4, 0, {.second = "as it likes"}, {.first = true});
     add_step(text, 2e4, 1, rank == 1 ? made : other);
     add_step(text, 3e4, 2, other);
@@ -198,21 +198,21 @@ TEST_CASE("compare: memory to the byte, and its peak") {
 
   // A pool that was not planned for.
   TraceText without;
-  without.counter("memory: total", 0, 1000).event("step", "step", 1, 10);
+  without.counter("memory: parameters", 0, 1000).event("step", "step", 1, 10);
   TraceText with;
-  with.counter("memory: total", 0, 1000).event("zeros", "forward", 20, 5);
-  with.counter("host memory: total", 30, 64).event("step", "step", 10, 30);
+  with.counter("memory: parameters", 0, 1000).event("zeros", "forward", 20, 5);
+  with.counter("host memory: parameters", 30, 64).event("step", "step", 10, 30);
   const Comparison more = compare(without.read("plan.json"), with.read("run.json"));
   REQUIRE(more.differences.size() == 2);
   CHECK(more.differences[1].where == "host memory");
   CHECK(more.differences[1].expected == "nothing more");
-  CHECK(more.differences[1].came == "host memory: total = 64, in step \"step\"");
+  CHECK(more.differences[1].came == "host memory: parameters = 64, in step \"step\"");
 
-  // A total that was there before counts as well.
+  // What was there before counts as well.
   TraceText text;
-  text.counter("memory: total", 0, 70000);
+  text.counter("memory: parameters", 0, 70000);
   add_step(text, 50, 0, {});
-  CHECK(compare(text.read("plan.json"), run({})).memory.at(0).planned_peak == 70000.0);
+  CHECK(compare(text.read("plan.json"), run({})).memory.at(0).planned_peak == 74096.0);
 }
 
 TEST_CASE("compare: steps that cannot be compared are named") {
@@ -238,7 +238,7 @@ TEST_CASE("compare: steps that cannot be compared are named") {
   for (int i = 0; i < 3; ++i) add_step(bare, 1e4 * (i + 1), i, {}, {}, false);
   CHECK(compare(plan(), bare.read("run.json")).compared_steps() == 2);
   TraceText planned;
-  planned.counter("memory: total", 0, 1000);
+  planned.counter("memory: parameters", 0, 1000);
   add_step(planned, 1e4, 0, {}, {}, false);
   CHECK(compare(planned.read("plan.json"), run({})).compared_steps() == 4);
 }

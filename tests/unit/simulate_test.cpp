@@ -218,15 +218,18 @@ TEST_CASE("schedule: a context on paper records kernels, streams and scopes") {
   Context context({.device = Device::meta, .schedule = &schedule});
   context.trace().enable();
   const auto stream = context.make_stream("beside");
-  const TraceScope scope(context.trace(), "outer", "test");
   int runs = 0;
-  stream->enqueue([&] { ++runs; });
-  context.compute_stream().wait(stream->record());
+  {
+    const TraceScope scope(context.trace(), "outer", "test");
+    stream->enqueue([&] { ++runs; });
+    context.compute_stream().wait(stream->record());
+  }
   CHECK(runs == 1);
   CHECK(schedule.streams() == std::vector<std::string>{"compute", "beside"});
-  REQUIRE(schedule.entries().size() == 2);
+  REQUIRE(schedule.entries().size() == 3);
   CHECK(schedule.entries()[0].kind == Schedule::Kind::scope_begin);
   CHECK(schedule.entries()[1].kind == Schedule::Kind::wait);
+  CHECK(schedule.entries()[2].kind == Schedule::Kind::scope_end);
   // What came before clear() is done.
   const Event before = stream->record();
   schedule.clear();

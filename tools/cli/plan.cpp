@@ -42,14 +42,19 @@ int plan_states(const TrainSettings& settings, const PlanOptions& options, int r
       state_convention(options.convention, training_precision(settings));
   std::vector<std::int64_t> units;
   if (options.parameters > 0.0) {
-    SHERD_CHECK(options.parameters >= 1.0 && options.parameters <= 1e15 &&
-                    options.largest_layer >= 0.0 && options.largest_layer <= options.parameters,
-                "--parameters: expected 1 to 1e15, of which --largest-layer is a part; got {} and "
-                "{}",
-                options.parameters, options.largest_layer);
-    const auto largest = static_cast<std::int64_t>(options.largest_layer);
-    units.push_back(static_cast<std::int64_t>(options.parameters) - largest);
-    if (largest > 0) units.push_back(largest);
+    SHERD_CHECK(
+        options.parameters >= 1.0 && options.parameters <= 1e15 &&
+            (options.largest_layer == 0.0 || (options.largest_layer >= options.parameters / 1e6 &&
+                                              options.largest_layer <= options.parameters)),
+        "--parameters: expected 1 to 1e15, of which --largest-layer is a part and at least a "
+        "millionth; got {} and "
+        "{}",
+        options.parameters, options.largest_layer);
+    // As many layers as large as the largest as there can be, and the rest.
+    auto rest = static_cast<std::int64_t>(options.parameters);
+    const auto largest =
+        options.largest_layer > 0.0 ? static_cast<std::int64_t>(options.largest_layer) : rest;
+    for (; rest > 0; rest -= units.back()) units.push_back(std::min(rest, largest));
   } else {
     const auto step = record_step(settings, ranks);
     for (const PlannedUnit& unit : step->units) units.push_back(unit.parameters);
