@@ -102,6 +102,16 @@ TEST_CASE("cli: plan --auto ranks what fits, and keeps what is given") {
   CHECK(says(output, "the fastest that fits"));
   CHECK(says(output, "does not fit 8.0 GiB"));
   CHECK(!says(output, "--prefetch 0"));
+  const Output machine =
+      sherd_run("plan --auto --json --ranks 4 --batch-size 64 --system dgx-a100 --precision bf16");
+  REQUIRE_MESSAGE(machine.status == 0, machine.text);
+  const json choices = json::parse(machine.out)["choices"];
+  REQUIRE(choices["ranked"].size() > 5);
+  for (std::size_t i = 1; i < choices["ranked"].size(); ++i) {
+    CHECK(choices["ranked"][i - 1]["seconds"].get<double>() <=
+          choices["ranked"][i]["seconds"].get<double>());
+  }
+  CHECK(choices["ranked"][0]["seconds"] == json::parse(machine.out)["step"]["seconds"]);
   const Output none = sherd_run(
       "plan --auto --preset vit_huge_patch14_224 --ranks 1 --batch-size 512 --precision bf16 "
       "--system dgx-h100 --memory-limit 100MiB");
@@ -128,6 +138,7 @@ TEST_CASE("cli: plan refuses what cannot be, in one line") {
   refused("--rank 4 --ranks 4", "--rank");
   refused("--dim 50 --heads 4", "heads");
   refused("--auto", "give a --system");
+  refused("--explain --json", "--explain: is for people");
   refused("--trace " + folder.path("t.json"), "give a --system");
   refused("--compare " + folder.path("t.json"), "give a --system");
   refused("--parameters 1e9", "--convention");

@@ -84,6 +84,7 @@ int plan(TrainSettings settings, const PlanOptions& options,
   const int ranks = static_cast<int>(settings.ranks);
   SHERD_CHECK(options.parameters == 0.0 || !options.convention.empty(),
               "--parameters: has a use with --convention alone, which needs no more of a model");
+  SHERD_CHECK(!options.explain || !options.json, "--explain: is for people, --json for programs");
   if (!options.convention.empty()) return plan_states(settings, options, ranks);
   check_range("--rank", options.rank, 0, ranks - 1);
   std::optional<System> system;
@@ -93,12 +94,17 @@ int plan(TrainSettings settings, const PlanOptions& options,
   }
   check_settings(settings, ranks);
   const auto start = Clock::now();
+  nlohmann::ordered_json choices_as_json;
   if (options.choose) {
     SHERD_CHECK(system, "--auto: chooses by the time of a step; give a --system");
     const Choices choices = choose(settings, fixed, *system, ranks);
-    fmt::print("{}", choices_text(choices, 10));
-    fmt::print("{} combinations planned in {:.1f} s; what follows is the first\n\n", choices.tried,
-               std::chrono::duration<double>(Clock::now() - start).count());
+    if (options.json) {
+      choices_as_json = choices_json(choices);
+    } else {
+      fmt::print("{}", choices_text(choices, 10));
+      fmt::print("{} combinations planned in {:.1f} s; what follows is the first\n\n",
+                 choices.tried, std::chrono::duration<double>(Clock::now() - start).count());
+    }
     settings = choices.ranked.front().settings;
   }
   settings.recompute = chosen_recompute(settings, ranks);
@@ -115,6 +121,7 @@ int plan(TrainSettings settings, const PlanOptions& options,
   if (options.json) {
     nlohmann::ordered_json json = plan_json(*step, settings, ranks, on, timed);
     json["planned_in_seconds"] = seconds;
+    if (options.choose) json["choices"] = std::move(choices_as_json);
     fmt::print("{}\n", json.dump());
   } else if (options.explain) {
     fmt::print("{}", explain(*step, settings, ranks, on, timed));

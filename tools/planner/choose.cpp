@@ -5,7 +5,7 @@
 #include <sherd/tools/trainer/ranks.h>
 
 #include <algorithm>
-#include <map>
+#include <nlohmann/json.hpp>
 
 namespace sherd {
 namespace {
@@ -204,6 +204,26 @@ std::string changes_text(const Assignments& changes) {
     text += fmt::format("{}{} {}", text.empty() ? "" : " ", setting->flag(), value);
   }
   return text;
+}
+
+nlohmann::ordered_json choices_json(const Choices& choices) {
+  using Json = nlohmann::ordered_json;
+  Json json{{"limit_bytes", choices.limit_bytes}, {"tried", choices.tried}};
+  for (const auto& [name, list] :
+       {std::pair{"ranked", &choices.ranked}, std::pair{"too_large", &choices.too_large}}) {
+    json[name] = Json::array();
+    for (const Choice& choice : *list) {
+      Json row{{"settings", changes_text(choice.changes)}, {"peak_bytes", choice.peak_bytes}};
+      if (choice.fits) {
+        row["seconds"] = choice.seconds;
+        row["exposed_seconds"] = choice.exposed;
+        row["mfu"] = choice.mfu;
+        row["reason"] = choice.reason;
+      }
+      json[name].push_back(std::move(row));
+    }
+  }
+  return json;
 }
 
 std::string choices_text(const Choices& choices, std::size_t most) {

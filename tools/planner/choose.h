@@ -8,6 +8,7 @@
 
 #include <sherd/tools/planner/planned_step.h>
 
+#include <nlohmann/json_fwd.hpp>
 #include <string>
 #include <vector>
 
@@ -38,5 +39,7 @@ SHERD_API Choices choose(const TrainSettings& settings, const std::vector<std::s
 SHERD_API std::string changes_text(const Assignments& changes);
 // The best `most`, and what did not fit, as a table.
 SHERD_API std::string choices_text(const Choices& choices, std::size_t most);
+// All of it.
+SHERD_API nlohmann::ordered_json choices_json(const Choices& choices);
 
 }  // namespace sherd
