@@ -208,3 +208,32 @@ TEST_CASE("cli: a calibrated machine: times, choice, and a trace beside the plan
   REQUIRE_MESSAGE(chosen.status == 0, chosen.text);
   CHECK(says(chosen, "the fastest that fits"));
 }
+
+TEST_CASE("cli: calibration of GPUs adds tables to the description of their system") {
+  const TempDirectory folder;
+  const std::string system = folder.path("gpu.json");
+  const std::string calibrate =
+      "bench calibrate --device cuda --quick --precisions fp32 --tables 1x1,1x2 --repeat 3 --out " +
+      system;
+  const Output baseless = sherd_run(calibrate);
+  CHECK(baseless.status == 1);
+  CHECK(says(baseless, "such as --base dgx-h100"));
+  const Output output = sherd_run(calibrate + " --base dgx-a100");
+  if (!says(sherd_run("--version"), "emulated CUDA")) {
+    // Without GPUs there is nothing to measure, and nothing is left behind.
+    CHECK(output.status == 1);
+    CHECK(!std::filesystem::exists(system));
+    return;
+  }
+  REQUIRE_MESSAGE(output.status == 0, output.text);
+  for (const char* flags : {"--ranks 2 --shard zero3", "--recompute block --drop 0.1",
+                            "--pooling mean --optimizer sgd", "--offload-optimizer cpu"}) {
+    const Output plan = sherd_run("plan --json --device cuda --system " + system + kSmall + flags);
+    CAPTURE(flags);
+    REQUIRE_MESSAGE(plan.status == 0, plan.text);
+    const json step = json::parse(plan.out)["step"];
+    // The emulator is slow, and its times are those of the tables.
+    CHECK(step["seconds"].get<double>() > 1e-3);
+    CHECK(step["mfu"].get<double>() < 0.01);
+  }
+}

@@ -5,8 +5,10 @@
 #include "disk_loop.h"
 #include "kernel_timer.h"
 
+#include <sherd/comm/device_communicator.h>
 #include <sherd/comm/rank_threads.h>
 #include <sherd/kernels/elementwise.h>
+#include <sherd/runtime/cuda/device.h>
 #include <sherd/runtime/io/file.h>
 #include <sherd/tools/planner/measured_cost.h>
 #include <sherd/tools/planner/system.h>
@@ -30,7 +32,7 @@ using Clock = std::chrono::steady_clock;
 using Point = MeasuredCosts::Point;
 
 struct CalibrateOptions {
-  std::string out, name = "this-machine", precisions = "fp32,bf16", tables;
+  std::string out, name = "this-machine", precisions = "fp32,bf16", tables, device = "cpu", base;
   std::int64_t repeat = 7;
   bool quick = false;
 };
@@ -40,8 +42,13 @@ struct Layout {
 };
 
 // "2x1,1x2": threads of a rank x ranks.
-std::vector<Layout> parse_tables(const std::string& text) {
+std::vector<Layout> parse_tables(const std::string& text, bool cuda) {
   const int cores = default_threads();
+  if (text.empty() && cuda) {
+    std::vector<Layout> all{{1, 1}};
+    if (cuda::device_count() > 1) all.push_back({1, cuda::device_count()});
+    return all;
+  }
   if (text.empty()) {
     std::vector<Layout> all{{cores, 1}};
     if (cores > 1) all.push_back({1, cores});
@@ -80,9 +87,12 @@ std::vector<DType> parse_precisions(const std::string& text) {
 }
 
 // What the kernel of a case is asked for.
-Work work_of(const CalibrationCase& one, int threads) {
+Work work_of(const CalibrationCase& one, const Context& context) {
   Schedule schedule;
-  Context paper({.device = Device::meta, .threads = threads, .schedule = &schedule});
+  Context paper({.device = Device::meta,
+                 .meta_of = context.device(),
+                 .threads = context.threads(),
+                 .schedule = &schedule});
   const std::function<void()> call = one.make(paper);
   schedule.clear();
   call();
@@ -108,16 +118,24 @@ class Calibration {
 
  private:
   void measure(Communicator& world, ProgressLine& progress) {
-    Context context({.threads = layout_.threads, .rank = world.rank()});
-    KernelTimer timer(context, options_.quick ? kSmallBuffer : kBuffer,
+    const bool cuda = options_.device == "cuda";
+    Context context({.device = cuda ? Device::cuda : Device::cpu,
+                     .device_index = cuda ? world.rank() : 0,
+                     .threads = layout_.threads,
+                     .rank = world.rank()});
+    KernelTimer timer(context,
+                      options_.quick ? kSmallBuffer
+                      : cuda         ? kDeviceBuffer
+                                     : kBuffer,
                       static_cast<int>(options_.repeat), [&] {
                         // Ranks compute at once, as in a step: they share the memory's bandwidth.
                         if (world.size() > 1) world.barrier("calibrate: at once");
                       });
     for (const DType dtype : dtypes_) {
-      const std::vector<CalibrationCase> cases = calibration_cases(dtype, options_.quick);
+      const std::vector<CalibrationCase> cases =
+          calibration_cases(dtype, options_.quick, cuda && !options_.quick ? 8 : 1);
       for (std::size_t i = 0; i < cases.size(); ++i) {
-        const Work work = work_of(cases[i], layout_.threads);
+        const Work work = work_of(cases[i], context);
         const std::function<void()> call = cases[i].make(context);
         world.barrier("calibrate: a kernel");
         // Not the median: what disturbs a call, on a machine that is never quite idle, adds to it.
@@ -131,7 +149,7 @@ class Calibration {
         }
       }
     }
-    if (layout_.ranks > 1) measure_collectives(world, progress);
+    if (layout_.ranks > 1) measure_collectives(world, context, progress);
   }
 
   // The slowest rank counts, for the others wait for it.
@@ -144,7 +162,14 @@ class Calibration {
     }
   }
 
-  void measure_collectives(Communicator& world, ProgressLine& progress) {
+  // Ranks agree in the host's memory; tensors travel where they lie.
+  void measure_collectives(Communicator& world, Context& context, ProgressLine& progress) {
+    std::unique_ptr<Stream> stream;
+    std::unique_ptr<Communicator> on_device;
+    if (context.device() == Device::cuda) {
+      stream = context.make_stream("communication stream");
+      on_device = make_device_communicator(world, context, *stream, false);
+    }
     std::vector<DType> dtypes{DType::f32};
     for (const DType dtype : dtypes_) {
       if (dtype != DType::f32) dtypes.push_back(dtype);
@@ -155,7 +180,8 @@ class Calibration {
         if (world.rank() == 0)
           progress.show(
               fmt::format("collectives of {} among {} ranks", name_of(dtype), world.size()));
-        measure_collectives_of(world, dtype, bytes);
+        measure_collectives_of(world, on_device ? *on_device : world, stream.get(), context, dtype,
+                               bytes);
       }
     }
     std::vector<std::int64_t> message(1024);
@@ -167,18 +193,27 @@ class Calibration {
     time_collective(world, Collective::barrier, DType::u8, 0, [&] { world.barrier("calibrate"); });
   }
 
-  void measure_collectives_of(Communicator& world, DType dtype, std::int64_t bytes) {
+  void measure_collectives_of(Communicator& world, Communicator& group, Stream* stream,
+                              Context& context, DType dtype, std::int64_t bytes) {
     const auto size = static_cast<std::int64_t>(size_of(dtype));
     const std::int64_t count = std::max<std::int64_t>(1, bytes / size / world.size());
     const std::int64_t whole = count * world.size();
-    std::vector<std::byte> a(static_cast<std::size_t>(whole * size)), b(a.size() * 2);
-    time_collective(world, Collective::all_gather, dtype, whole * size,
-                    [&] { world.all_gather(a.data(), b.data(), count, dtype, "calibrate"); });
-    time_collective(world, Collective::reduce_scatter, dtype, whole * size, [&] {
-      world.reduce_scatter_wide(a.data(), b.data(), count, dtype, ReduceOp::sum, "calibrate");
-    });
-    time_collective(world, Collective::all_reduce, dtype, whole * size,
-                    [&] { world.all_reduce(a.data(), whole, dtype, ReduceOp::sum, "calibrate"); });
+    const Tensor from = Tensor::zeros(context, {whole}, dtype, MemoryCategory::workspace),
+                 into = Tensor::zeros(context, {2 * whole}, dtype, MemoryCategory::workspace);
+    context.compute_stream().synchronize();
+    void* const a = from.raw_data();
+    void* const b = into.raw_data();
+    const auto timed = [&](Collective collective, const auto& call) {
+      time_collective(world, collective, dtype, whole * size, [&] {
+        call();
+        if (stream != nullptr) stream->synchronize();
+      });
+    };
+    timed(Collective::all_gather, [&] { group.all_gather(a, b, count, dtype, "calibrate"); });
+    timed(Collective::reduce_scatter,
+          [&] { group.reduce_scatter_wide(a, b, count, dtype, ReduceOp::sum, "calibrate"); });
+    timed(Collective::all_reduce,
+          [&] { group.all_reduce(a, whole, dtype, ReduceOp::sum, "calibrate"); });
   }
 
   template <typename Call>
@@ -203,6 +238,7 @@ class Calibration {
   }
 
   static constexpr std::size_t kBuffer = std::size_t{64} << 20;  // beyond the caches
+  static constexpr std::size_t kDeviceBuffer = std::size_t{512} << 20;
   static constexpr std::size_t kSmallBuffer = std::size_t{1} << 20;
   const CalibrateOptions& options_;
   std::vector<DType> dtypes_;
@@ -286,7 +322,25 @@ Json describe_machine(const CalibrateOptions& options, const std::vector<DType>&
 
 int calibrate(const CalibrateOptions& options) {
   check_range("--repeat", options.repeat, 3, 1000);
-  const std::vector<Layout> layouts = parse_tables(options.tables);
+  const bool cuda = device_from_name(options.device) == Device::cuda;
+  SHERD_CHECK(cuda || options.device == "cpu", "--device: expected cpu or cuda, got '{}'",
+              options.device);
+  SHERD_CHECK(
+      cuda != options.base.empty(),
+      "--base: a GPU's tables go into the description of its system, whose links and memory "
+      "are not measured, such as --base dgx-h100; a processor needs none");
+  Json machine;
+  if (cuda) {
+    const System base = read_system(options.base);
+    SHERD_CHECK(base.cuda, "--base {}: is of device cpu", base.name);
+    const std::vector<std::uint8_t> text = read_file(base.path);
+    machine = Json::parse(text.begin(), text.end());
+    machine["name"] = options.name;
+    machine["about"].push_back(
+        fmt::format("Tables measured by sherd bench calibrate, sherd {} ({}).", version(),
+                    build_description()));
+  }
+  const std::vector<Layout> layouts = parse_tables(options.tables, cuda);
   const std::vector<DType> dtypes = parse_precisions(options.precisions);
   const std::string out = options.out.empty() ? options.name + ".json" : options.out;
   SHERD_CHECK(out.ends_with(".json"), "--out: expected a name that ends with .json, got '{}'", out);
@@ -295,7 +349,6 @@ int calibrate(const CalibrateOptions& options) {
     const auto start = Clock::now();
     ProgressLine progress;
     Json tables = Json::array();
-    Json machine;
     for (const Layout& layout : layouts) {
       const std::vector<Point> points = Calibration(options, dtypes, layout).run(progress);
       if (machine.is_null()) {
@@ -333,10 +386,15 @@ Command add_bench_calibrate(CLI::App& bench) {
       "Let nothing else run meanwhile.\n\n"
       "  sherd bench calibrate                                this-machine.json\n"
       "  sherd bench calibrate --precisions fp32 --tables 2x1,1x2\n"
+      "  sherd bench calibrate --device cuda --base dgx-h100  on a machine with such GPUs\n"
       "  sherd plan --system this-machine.json --preset vit_base_patch16_224 --batch-size 8\n");
   auto options = std::make_shared<CalibrateOptions>();
   app->add_option("--out", options->out, "the file [NAME.json]")->type_name("FILE");
   app->add_option("--name", options->name, "of the system [this-machine]")->type_name("NAME");
+  app->add_option("--device", options->device, "cpu or cuda [cpu]")->type_name("NAME");
+  app->add_option("--base", options->base,
+                  "with cuda: the system that the tables are added to, for its links and memory")
+      ->type_name("NAME|FILE");
   app->add_option("--precisions", options->precisions, "types to measure [fp32,bf16]")
       ->type_name("LIST");
   app->add_option("--tables", options->tables,

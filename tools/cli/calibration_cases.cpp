@@ -193,14 +193,15 @@ void add_updates(Cases& cases, std::int64_t count, DType dtype) {
 
 }  // namespace
 
-std::vector<CalibrationCase> calibration_cases(DType dtype, bool quick) {
+std::vector<CalibrationCase> calibration_cases(DType dtype, bool quick, std::int64_t scale) {
   Cases cases;
-  for (const auto& [rows, dim] : {std::pair<std::int64_t, std::int64_t>{128, 64},
+  for (const auto& [base, dim] : {std::pair<std::int64_t, std::int64_t>{128, 64},
                                   {394, 192},
                                   {788, 384},
                                   {1576, 768},
                                   {1028, 1280}}) {
     if (quick && dim > 64) break;
+    const std::int64_t rows = base * scale;
     add_layer_norm(cases, {rows, dim}, dtype);
     add_elementwise(cases, {rows, dim}, dtype);
     add_elementwise(cases, {rows, 4 * dim}, dtype);
@@ -211,20 +212,20 @@ std::vector<CalibrationCase> calibration_cases(DType dtype, bool quick) {
     }
     add_products(cases, rows / 100 + 1, dim, 1000, dtype);  // a head
   }
-  add_attention(cases, 8, 4, 17, 16, dtype);
-  add_attention(cases, 2, 3, 197, 64, dtype);
-  add_tokens(cases, 2, 2, 64, dtype);
+  add_attention(cases, 8 * scale, 4, 17, 16, dtype);
+  add_attention(cases, 2 * scale, 3, 197, 64, dtype);
+  add_tokens(cases, 2 * scale, 2, 64, dtype);
   add_loss(cases, 8, 10, dtype);
   add_loss(cases, 8, 1000, dtype);
   add_updates(cases, 1 << 10, dtype);
   add_updates(cases, 1 << 15, dtype);
   if (quick) return cases;
-  add_attention(cases, 8, 12, 197, 64, dtype);
-  add_attention(cases, 8, 12, 50, 64, dtype);
-  add_attention(cases, 4, 16, 257, 80, dtype);
-  add_attention(cases, 1, 12, 577, 64, dtype);
-  add_tokens(cases, 2, 14, 192, dtype);
-  add_tokens(cases, 8, 14, 768, dtype);
+  add_attention(cases, 8 * scale, 12, 197, 64, dtype);
+  add_attention(cases, 8 * scale, 12, 50, 64, dtype);
+  add_attention(cases, 4 * scale, 16, 257, 80, dtype);
+  add_attention(cases, 1 * scale, 12, 577, 64, dtype);
+  add_tokens(cases, 2 * scale, 14, 192, dtype);
+  add_tokens(cases, 8 * scale, 14, 768, dtype);
   add_loss(cases, 128, 10, dtype);
   add_loss(cases, 128, 1000, dtype);
   add_updates(cases, 1 << 19, dtype);

@@ -15,7 +15,7 @@ struct CalibrationCase {
   std::function<std::function<void()>(Context&)> make;
 };
 
-// quick: of every kernel a small size or two.
-std::vector<CalibrationCase> calibration_cases(DType dtype, bool quick);
+// quick: of every kernel a small size or two. scale: so many times the rows, for a GPU.
+std::vector<CalibrationCase> calibration_cases(DType dtype, bool quick, std::int64_t scale);
 
 }  // namespace sherd::cli

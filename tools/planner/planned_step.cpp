@@ -15,20 +15,35 @@ bool is_attention(const Work& work) {
   return work.kind == Work::Kind::kernel && work.flops > 0;
 }
 
-// A CPU that was measured: what was not measured there, such as a disk, is as the file describes.
+// A machine that was measured: what was not measured there, such as a disk, is as its file
+// describes.
 SimulationRules rules_of_measured(const RecordedStep& step, const System& system, int ranks) {
   const auto measured =
       std::make_shared<MeasuredCosts>(*system.measured, step.threads, ranks, system.path);
   const auto described = std::make_shared<CostModel>(system, ranks);
   SimulationRules rules;
-  rules.seconds = [measured, described](const Work& work) {
+  const bool on_cuda = system.cuda;
+  rules.seconds = [measured, described, on_cuda](const Work& work) {
     const bool alone = work.kind == Work::Kind::collective && work.group.size == 1;
     if (alone) return 0.0;
     const bool moved = work.kind == Work::Kind::file || work.kind == Work::Kind::copy ||
                        work.kind == Work::Kind::host;
-    return moved ? described->seconds(work) : measured->seconds(work);
+    // A GPU's links are described, those of other groups than were measured too.
+    const bool elsewhere = on_cuda && work.kind == Work::Kind::collective &&
+                           (work.group.size != measured->ranks() || work.group.stride != 1);
+    return moved || elsewhere ? described->seconds(work) : measured->seconds(work);
   };
-  rules.shared_cores = ranks * (step.threads + 1) > measured->cores();
+  rules.host_computes = !on_cuda;
+  rules.launch_seconds = described->launch_seconds();
+  if (on_cuda) {
+    rules.seconds_beside_collective = [described, alone = rules.seconds](const Work& work) {
+      const double seconds = described->seconds(work);
+      return seconds > 0.0 ? alone(work) * described->seconds_beside_collective(work) / seconds
+                           : alone(work);
+    };
+  } else {
+    rules.shared_cores = ranks * (step.threads + 1) > measured->cores();
+  }
   return rules;
 }
 
@@ -53,7 +68,7 @@ Resource resource_of(const Work& work) {
 }
 
 SimulationRules rules_for(const RecordedStep& step, const System& system, int ranks) {
-  if (!system.cuda && !system.measured->empty()) return rules_of_measured(step, system, ranks);
+  if (!system.measured->empty()) return rules_of_measured(step, system, ranks);
   const auto described = std::make_shared<CostModel>(system, ranks);
   SimulationRules rules;
   rules.seconds = [described](const Work& work) { return described->seconds(work); };
