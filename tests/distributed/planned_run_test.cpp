@@ -83,7 +83,8 @@ Seen plan_rank(const TrainSettings& settings, int ranks, int rank) {
 // Where two lists differ first, for people; empty where nowhere.
 std::string difference(const Events& plan, const Events& run) {
   for (const Events* all : {&plan, &run}) {
-    for (const auto& [track, unused] : *all) {
+    for (const auto& entry : *all) {
+      const std::string& track = entry.first;
       const auto of = [&](const Events& events) {
         const auto found = events.find(track);
         return found == events.end() ? std::vector<std::string>() : found->second;
