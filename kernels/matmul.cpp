@@ -53,7 +53,7 @@ void record_product(Context& context, const Product& product, std::int64_t bytes
   Schedule* const schedule = context.schedule();
   if (schedule == nullptr) return;
   schedule->add({.kind = Work::Kind::product,
-                 .name = product.activation == Activation::none ? "product" : "product_activation",
+                 .name = "product",
                  .dtype = product.dtype,
                  .bytes = bytes,
                  .flops = 2 * product.m * product.n * product.k,

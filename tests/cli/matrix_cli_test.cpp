@@ -3,9 +3,9 @@
 // Python.
 #include <sherd/runtime/error.h>
 #include <sherd/runtime/io/safetensors.h>
-#include <sherd/tools/cli/bench_inputs.h>
 #include <sherd/tools/cli/bench_matrix.h>
 #include <sherd/tools/cli/child_process.h>
+#include <sherd/tools/cli/quantile.h>
 #include <sherd/tools/cli/svg_plot.h>
 
 #include <cmath>

@@ -22,6 +22,7 @@ const std::string kSmall =
 }  // namespace
 
 TEST_CASE("cli: plan tells memory, traffic and units of any number of ranks") {
+  const TempDirectory folder;
   const Output text = sherd_run(
       "plan --preset vit_huge_patch14_224 --world 512 --batch-size 512 "
       "--shard zero3 --precision bf16");
@@ -31,6 +32,16 @@ TEST_CASE("cli: plan tells memory, traffic and units of any number of ranks") {
     CHECK_MESSAGE(says(text, piece), piece);
   }
   CHECK(!says(text, "images/s"));  // there is no system
+  CHECK(!says(text, "does NOT fit"));
+  const Output tight = sherd_run(
+      "plan --preset vit_base_patch16_224 --batch-size 8 --memory-limit "
+      "1GiB");
+  CHECK(says(tight, "does NOT fit 1.0 GiB"));
+  const Output picture = sherd_run("plan --ranks 2 --timeline " + folder.path("memory.svg"));
+  REQUIRE_MESSAGE(picture.status == 0, picture.text);
+  const std::string svg = text_of(folder.path("memory.svg"));
+  CHECK(svg.starts_with("<svg"));
+  CHECK(svg.find("gathered parameters") != std::string::npos);
   const Output output = sherd_run(
       "plan --json --preset vit_base_patch16_224 --ranks 4 --shard "
       "zero3 --batch-size 8 --system dgx-h100 --precision bf16");
@@ -102,6 +113,11 @@ TEST_CASE("cli: plan --auto ranks what fits, and keeps what is given") {
   CHECK(says(output, "the fastest that fits"));
   CHECK(says(output, "does not fit 8.0 GiB"));
   CHECK(!says(output, "--prefetch 0"));
+  // Recomputation that is left to --memory-limit is left to the search.
+  const Output left = sherd_run(
+      "plan --auto --ranks 4 --batch-size 64 --system dgx-a100 --precision "
+      "bf16 --recompute auto");
+  CHECK_MESSAGE(says(left, "the fastest that fits"), left.text);
   const Output machine =
       sherd_run("plan --auto --json --ranks 4 --batch-size 64 --system dgx-a100 --precision bf16");
   REQUIRE_MESSAGE(machine.status == 0, machine.text);
@@ -138,10 +154,21 @@ TEST_CASE("cli: plan refuses what cannot be, in one line") {
   refused("--rank 4 --ranks 4", "--rank");
   refused("--dim 50 --heads 4", "heads");
   refused("--auto", "give a --system");
-  refused("--explain --json", "--explain: is for people");
+  refused("--explain --json", "--explain: --json would have no effect beside it");
+  refused("--convention sherd --system dgx-h100", "--convention: --system would have no effect");
+  refused("--published --json", "--published: --json would have no effect");
+  refused("--published --depth 3", "--published: has settings of its own");
+  refused("--compare x.json --explain --system dgx-a100", "--compare: --explain would have");
+  refused("--system dgx-a100 --device cpu", "is of device cuda, and --device says cpu");
+  refused("--convention sherd --parameters 1e9 --depth 3", "leave flags of [model] out");
+  refused("--convention sherd --largest-layer 1e6", "--largest-layer: needs --parameters");
+  std::ofstream(folder.path("mine")) << "mine";
+  refused("--system dgx-a100 --trace " + folder.path("mine"), "mine");
+  refused("--timeline " + folder.path("mine"), "mine");
+  CHECK(text_of(folder.path("mine")) == "mine");
   refused("--trace " + folder.path("t.json"), "give a --system");
   refused("--compare " + folder.path("t.json"), "give a --system");
-  refused("--parameters 1e9", "--convention");
+  refused("--parameters 1e9", "--parameters: needs --convention");
   refused("--convention megatron", "expected sherd, zero-paper or deepspeed");
   refused("--system ac922-v100 --precision bf16", "has no products of bf16");
 }

@@ -54,10 +54,10 @@ TEST_CASE("measured costs: a point that was measured comes back, also through a 
   CHECK(near(costs.seconds(gelu), 7e-6));
   CHECK(near(costs.seconds(wide), 3e-6));
   CHECK(near(costs.seconds(across), 5e-6));
-  // A product with an activation is a product.
-  Work activated = wide;
-  activated.name = "product_activation";
-  CHECK(near(costs.seconds(activated), 3e-6));
+  // Whatever it is a part of.
+  Work patches = wide;
+  patches.name = "patch_embed";
+  CHECK(near(costs.seconds(patches), 3e-6));
 }
 
 TEST_CASE("measured costs: between two sizes a rate between theirs, beyond them the nearest") {

@@ -3,6 +3,7 @@
 #include "command.h"
 #include "disk_loop.h"
 #include "gpu_peaks.h"
+#include "quantile.h"
 #include "resident_meter.h"
 
 #include <sherd/comm/faulty_communicator.h>
@@ -47,11 +48,6 @@ struct BenchResult {
   double disk_rate = 0.0;                        // bytes/s; 0 where there is none to measure
   bool disk_direct = true;
 };
-
-double median_of(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 2];
-}
 
 // Seconds of each step, of the slowest rank. All ranks together.
 std::vector<double> slowest_of_ranks(const std::vector<double>& seconds, Communicator& world) {
@@ -106,10 +102,10 @@ class UpdateMeter {
   void finish(BenchResult& result) {
     const auto count = static_cast<std::int64_t>(nanoseconds_.size());
     world_.all_reduce(nanoseconds_.data(), count, DType::i64, ReduceOp::max, "bench: updates");
-    result.update = median_of({nanoseconds_.begin(), nanoseconds_.end()}) / 1e9;
+    result.update = quantile({nanoseconds_.begin(), nanoseconds_.end()}, 0.5) / 1e9;
     result.files = files_;
     if (!limit_) return;
-    result.disk_rate = median_of(rates_);
+    result.disk_rate = quantile(rates_, 0.5);
     result.disk_direct = limit_->direct();
   }
 
@@ -235,10 +231,9 @@ BenchResult measure(Context& context, Rehearsal& test, std::int64_t batch,
   result.seconds = seconds;
   result.mean =
       std::accumulate(seconds.begin(), seconds.end(), 0.0) / static_cast<double>(options.steps);
-  std::ranges::sort(seconds);
   result.median = quantile(seconds, 0.5);
-  result.fastest = seconds.front();
-  result.slowest = seconds.back();
+  result.fastest = quantile(seconds, 0.0);
+  result.slowest = quantile(seconds, 1.0);
   result.lower = quantile(seconds, 0.25);
   result.upper = quantile(seconds, 0.75);
   result.exposed = exposed / static_cast<double>(options.steps);
@@ -409,10 +404,7 @@ int bench_step(TrainSettings settings, const BenchOptions& options) {
   SHERD_CHECK(options.steps > 0 && options.warmup >= 0 && options.matrix >= 0,
               "--steps must be positive, --warmup and --matrix not negative");
   const int ranks = planned_ranks(settings);
-  check_batch(settings, ranks);
-  sharding_options(settings, ranks);
-  loss_scale_settings(settings);
-  offloads_activations(settings);
+  check_step(settings, ranks);
   const bool meta = device_from_name(settings.device) == Device::meta;
   SHERD_CHECK(settings.trace.empty() || (!options.json && !meta),
               "--trace: has no effect with --json or on meta");

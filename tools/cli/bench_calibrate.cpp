@@ -4,6 +4,7 @@
 #include "command.h"
 #include "disk_loop.h"
 #include "kernel_timer.h"
+#include "quantile.h"
 
 #include <sherd/comm/device_communicator.h>
 #include <sherd/comm/rank_threads.h>
@@ -99,11 +100,6 @@ Work work_of(const CalibrationCase& one, const Context& context) {
   SHERD_INTERNAL_CHECK(schedule.works().size() == 1, "a case of calibration is {} pieces of work",
                        schedule.works().size());
   return schedule.works().front();
-}
-
-double quartile(std::vector<double> values) {
-  std::ranges::sort(values);
-  return values[values.size() / 4];
 }
 
 class Calibration {
@@ -234,7 +230,7 @@ class Calibration {
          .dtype = dtype,
          .bytes = bytes,
          .group = {.size = world.size()}},
-        quartile(seconds));
+        quantile(seconds, 0.25));
   }
 
   static constexpr std::size_t kBuffer = std::size_t{64} << 20;  // beyond the caches

@@ -5,17 +5,9 @@
 #include <sherd/runtime/io/directory.h>
 #include <sherd/runtime/io/safetensors.h>
 
-#include <cmath>
 #include <cstring>
 
 namespace sherd::cli {
-
-double quantile(std::span<const double> sorted, double q) {
-  const double at = q * static_cast<double>(sorted.size() - 1);
-  const auto below = static_cast<std::size_t>(at);
-  const std::size_t above = std::min(below + 1, sorted.size() - 1);
-  return sorted[below] + (at - std::floor(at)) * (sorted[above] - sorted[below]);
-}
 
 void write_bench_inputs(const std::string& directory, const TrainSettings& settings,
                         Rehearsal& test, std::int64_t steps) {

@@ -5,13 +5,9 @@
 
 #include <sherd/tools/trainer/plan.h>
 
-#include <span>
 #include <string>
 
 namespace sherd::cli {
-
-// Of these values, which must be sorted; q from 0 to 1. Between two values, the straight line.
-double quantile(std::span<const double> sorted, double q);
 
 // Writes, into a directory that is made where it is missing, `weights.safetensors` with the initial
 // weights by timm's names, and `inputs.safetensors`: "images" [batch, C, H, W] and "labels" [batch]

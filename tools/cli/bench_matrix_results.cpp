@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the cells of a matrix measured, over their rounds and beside each other.
-#include "bench_inputs.h"
 #include "bench_matrix.h"
+#include "quantile.h"
 
 #include <sherd/runtime/error.h>
 
@@ -26,11 +26,6 @@ double sum(const json& result, const char* key) {
   if (!result.contains(key)) return kUnknown;
   for (const json& value : result[key]) total += value.get<double>();
   return total;
-}
-
-double median(std::vector<double> values) {
-  std::ranges::sort(values);
-  return quantile(values, 0.5);
 }
 
 CellSummary unknown_summary(const Cell& cell) {
@@ -68,7 +63,7 @@ CellSummary over_rounds(const Cell& cell, const std::vector<CellRun>& runs) {
   if (last == nullptr) return summary;
   const bool ours = cell.engine == "sherd";
   summary.rounds = static_cast<int>(medians.size());
-  summary.seconds = median(medians);
+  summary.seconds = quantile(medians, 0.5);
   summary.lower = std::ranges::min(lower);
   summary.upper = std::ranges::max(upper);
   summary.product_rate = std::ranges::min(rates);
@@ -78,7 +73,7 @@ CellSummary over_rounds(const Cell& cell, const std::vector<CellRun>& runs) {
   summary.base_resident_bytes = ours ? 0.0 : sum(*last, "base_resident_bytes_of_processes");
   summary.sent_bytes = number(*last, "sent_bytes_per_step");
   if (ours) {
-    if (cell.ranks > 1) summary.exposed_seconds = median(exposed);  // one waits for nobody
+    if (cell.ranks > 1) summary.exposed_seconds = quantile(exposed, 0.5);  // one waits for nobody
     summary.step_flops = number(*last, "flops_per_second") * number(*last, "seconds_per_step");
   }
   for (const json& loss : last->value("losses", json::array()))

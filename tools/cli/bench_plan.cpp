@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `sherd bench plan`: how well does a plan foretell this machine?
 #include "command.h"
+#include "quantile.h"
 
 #include <sherd/tools/planner/planned_step.h>
 #include <sherd/tools/trainer/ranks.h>
@@ -99,11 +100,10 @@ void measure(const TrainSettings& settings, const PlanBenchOptions& options, Out
       context.compute_stream().synchronize();
       if (i >= 0) seconds.push_back(std::chrono::duration<double>(Clock::now() - start).count());
     }
-    std::ranges::sort(seconds);
     if (world.rank() != 0) return;
-    outcome.measured = seconds[seconds.size() / 2];
-    outcome.fastest = seconds.front();
-    outcome.slowest = seconds.back();
+    outcome.measured = quantile(seconds, 0.5);
+    outcome.fastest = quantile(seconds, 0.0);
+    outcome.slowest = quantile(seconds, 1.0);
   });
 }
 

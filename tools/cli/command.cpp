@@ -48,6 +48,12 @@ bool SettingFlags::gives(const std::string& key) const {
   return std::ranges::any_of(*flags_, [&](const auto& flag) { return flag.first == key; });
 }
 
+std::vector<std::string> SettingFlags::given() const {
+  std::vector<std::string> keys;
+  for (const auto& [key, value] : *flags_) keys.push_back(key);
+  return keys;
+}
+
 std::string SettingFlags::value(const std::string& key) const {
   std::string last;
   for (const auto& [name, value] : *flags_) {
@@ -68,15 +74,6 @@ void check_one_process(const char* command) {
   SHERD_CHECK(!under_launcher(),
               "{}: works in one process, but a launcher started several; start it without",
               command);
-}
-
-std::string group_digits(std::int64_t value) {
-  std::string digits = std::to_string(value);
-  for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > (value < 0 ? 1 : 0);
-       at -= 3) {
-    digits.insert(static_cast<std::size_t>(at), ",");
-  }
-  return digits;
 }
 
 std::int64_t peak_resident_bytes() {

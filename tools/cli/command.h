@@ -3,6 +3,7 @@
 // parsing and returns the exit status.
 #pragma once
 
+#include <sherd/runtime/group_digits.h>
 #include <sherd/tools/trainer/settings.h>
 #include <CLI/CLI.hpp>
 
@@ -44,6 +45,7 @@ class SettingFlags {
   TrainSettings resolve(const std::optional<std::string>& toml_path) const;
   TrainSettings resolve_over(const Assignments& file) const;
   bool gives(const std::string& key) const;
+  std::vector<std::string> given() const;           // the keys
   std::string value(const std::string& key) const;  // empty where it was not given
   // The first flag that was given and is not for one of these keys; empty if there is none.
   std::string other_than(const std::vector<std::string>& keys) const;
@@ -55,8 +57,7 @@ class SettingFlags {
 // Throws where a launcher started several processes: each would do the same.
 void check_one_process(const char* command);
 
-std::string group_digits(std::int64_t value);  // 139018 → "139,018"
-std::int64_t peak_resident_bytes();            // of this process
+std::int64_t peak_resident_bytes();  // of this process
 
 // A line that is redrawn while work goes on, only on a terminal; elsewhere nothing is shown.
 class ProgressLine {

@@ -13,7 +13,9 @@
 #include <sherd/tools/planner/step_report.h>
 #include <sherd/tools/trainer/ranks.h>
 
+#include <algorithm>
 #include <chrono>
+#include <map>
 #include <nlohmann/json.hpp>
 #include <optional>
 
@@ -29,11 +31,28 @@ struct PlanOptions {
 
 using Clock = std::chrono::steady_clock;
 
-void check_settings(const TrainSettings& settings, int ranks) {
-  check_batch(settings, ranks);
-  sharding_options(settings, ranks);
-  loss_scale_settings(settings);
-  offloads_activations(settings);
+// What would be without effect beside something else.
+void check_modes(const CLI::App& app) {
+  static const std::map<std::string, std::vector<std::string>> excluded{
+      {"--published",
+       {"--system", "--rank", "--trace", "--timeline", "--compare", "--auto", "--explain",
+        "--convention", "--parameters", "--largest-layer", "--json", "--world"}},
+      {"--convention",
+       {"--system", "--rank", "--trace", "--timeline", "--compare", "--auto", "--explain",
+        "--json"}},
+      {"--compare", {"--trace", "--timeline", "--explain"}},
+      {"--explain", {"--json"}}};
+  for (const auto& [mode, others] : excluded) {
+    if (app.count(mode) == 0) continue;
+    for (const std::string& other : others) {
+      SHERD_CHECK(app.count(other) == 0, "{}: {} would have no effect beside it; leave one out",
+                  mode, other);
+    }
+  }
+  for (const auto& [part, whole] :
+       {std::pair{"--parameters", "--convention"}, std::pair{"--largest-layer", "--parameters"}}) {
+    SHERD_CHECK(app.count(part) == 0 || app.count(whole) > 0, "{}: needs {}", part, whole);
+  }
 }
 
 // Of a model of so many parameters, or of the one of the settings.
@@ -82,21 +101,27 @@ int plan(TrainSettings settings, const PlanOptions& options,
          const std::vector<std::string>& fixed) {
   check_range("--ranks", settings.ranks, 1, 1 << 20);
   const int ranks = static_cast<int>(settings.ranks);
-  SHERD_CHECK(options.parameters == 0.0 || !options.convention.empty(),
-              "--parameters: has a use with --convention alone, which needs no more of a model");
-  SHERD_CHECK(!options.explain || !options.json, "--explain: is for people, --json for programs");
   if (!options.convention.empty()) return plan_states(settings, options, ranks);
   check_range("--rank", options.rank, 0, ranks - 1);
   std::optional<System> system;
   if (!options.system.empty()) {
     system = read_system(options.system);
-    settings.device = system->cuda ? "cuda" : "cpu";
+    const std::string device = system->cuda ? "cuda" : "cpu";
+    const bool given = std::ranges::find(fixed, "run.device") != fixed.end();
+    SHERD_CHECK(!given || settings.device == device,
+                "--system {}: is of device {}, and --device says {}; leave --device out",
+                system->name, device, settings.device);
+    settings.device = device;
   }
-  check_settings(settings, ranks);
+  SHERD_CHECK(system || !options.choose, "--auto: chooses by the time of a step; give a --system");
+  for (const auto& [flag, file] :
+       {std::pair{"--trace", &options.trace}, std::pair{"--compare", &options.compare}}) {
+    SHERD_CHECK(system || file->empty(), "{}: needs the times of a step; give a --system", flag);
+  }
+  if (!options.choose) check_step(settings, ranks);
   const auto start = Clock::now();
   nlohmann::ordered_json choices_as_json;
   if (options.choose) {
-    SHERD_CHECK(system, "--auto: chooses by the time of a step; give a --system");
     const Choices choices = choose(settings, fixed, *system, ranks);
     if (options.json) {
       choices_as_json = choices_json(choices);
@@ -113,7 +138,6 @@ int plan(TrainSettings settings, const PlanOptions& options,
   if (system) times = time_step(*step, settings, *system, ranks);
   const double seconds = std::chrono::duration<double>(Clock::now() - start).count();
   if (!options.compare.empty()) {
-    SHERD_CHECK(times, "--compare: a plan needs times to be put beside a run's; give a --system");
     return compare_with_run(*step, times->simulation, options);
   }
   const System* const on = system ? &*system : nullptr;
@@ -134,14 +158,13 @@ int plan(TrainSettings settings, const PlanOptions& options,
     const Simulation untimed =
         times ? Simulation()
               : simulate(step->schedule, {.seconds = [](const Work&) { return 1.0; }});
-    AtomicFile file(options.timeline);
-    file.write(memory_timeline(*step, times ? times->simulation : untimed, times.has_value(),
-                               system ? system->memory_bytes : 0));
-    file.commit();
+    create_new_file(options.timeline,
+                    memory_timeline(*step, times ? times->simulation : untimed, times.has_value(),
+                                    memory_limit_of(settings, on)));
     if (!options.json) fmt::print("timeline        {}\n", options.timeline);
   }
   if (options.trace.empty()) return 0;
-  SHERD_CHECK(times, "--trace: a planned trace needs times; give a --system");
+  create_new_file(options.trace, "");
   write_trace(*planned_trace(*step, times->simulation), options.trace);
   if (!options.json) fmt::print("trace           {}\n", options.trace);
   return 0;
@@ -218,9 +241,12 @@ Command add_plan(CLI::App& parent) {
   SettingFlags flags(app, {"model", "optimizer", "sharding", "data.dataset", "data.data_dir",
                            "data.image_size", "data.classes", "run.batch_size", "run.micro_batch",
                            "run.device", "run.threads", "precision", "memory"});
-  return {app, [options, world, flags] {
+  return {app, [app, options, world, flags] {
             check_one_process("plan");
+            check_modes(*app);
+            const std::vector<std::string> given = flags.given();
             if (options->published) {
+              SHERD_CHECK(given.empty(), "--published: has settings of its own; leave yours out");
               fmt::print("{}", to_text(plan_published_cases()));
               return 0;
             }
@@ -235,11 +261,14 @@ Command add_plan(CLI::App& parent) {
             SHERD_CHECK(*world == 0 || !flags.gives("sharding.ranks"),
                         "--world and --ranks are the same; give one of them");
             if (*world != 0) settings.ranks = *world;
-            std::vector<std::string> fixed;
-            for (const Setting& setting : setting_table()) {
-              if (flags.gives(setting.key)) fixed.push_back(setting.key);
+            if (options->parameters > 0.0) {
+              const bool model = std::ranges::any_of(
+                  given, [](const std::string& key) { return key.starts_with("model."); });
+              SHERD_CHECK(!model,
+                          "--parameters: is all that is known of the model; leave flags of "
+                          "[model] out");
             }
-            return plan(settings, *options, fixed);
+            return plan(settings, *options, given);
           }};
 }
 

@@ -273,10 +273,7 @@ Command add_train(CLI::App& parent) {
             if (state->choose) {
               SHERD_CHECK(golden->count() == 0 && !flags.gives("checkpoint.resume"),
                           "--auto: a golden run and one that goes on have their settings already");
-              std::vector<std::string> fixed;
-              for (const Setting& setting : setting_table()) {
-                if (flags.gives(setting.key)) fixed.push_back(setting.key);
-              }
+              std::vector<std::string> fixed = flags.given();
               if (toml->count() > 0) {
                 for (const auto& [key, value] : read_toml_settings(state->toml))
                   fixed.push_back(key);

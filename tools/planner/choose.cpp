@@ -24,8 +24,11 @@ class Chooser {
   Chooser(const TrainSettings& settings, const std::vector<std::string>& fixed,
           const System& system, int ranks)
       : settings_(settings), fixed_(fixed), system_(system), ranks_(ranks) {
-    const std::size_t limit = parse_bytes(settings.memory_limit, "--memory-limit");
-    choices_.limit_bytes = limit > 0 ? static_cast<std::int64_t>(limit) : system.memory_bytes;
+    if (settings_.recompute == "auto") {  // that is what is done here
+      settings_.recompute = "none";
+      std::erase(fixed_, kRecompute);
+    }
+    choices_.limit_bytes = memory_limit_of(settings, &system);
   }
 
   Choices run() {
@@ -142,8 +145,7 @@ class Chooser {
     try {
       for (const auto& [key, value] : changes) assign(choice.settings, key, value, key);
       check_used(choice.settings, changes);
-      sharding_options(choice.settings, ranks_);
-      check_batch(choice.settings, ranks_);
+      check_step(choice.settings, ranks_);
       step = record_step(choice.settings, ranks_);
     } catch (const Error&) {
       return {};
@@ -182,8 +184,8 @@ class Chooser {
         choices_.tried, limit, format_bytes(closest->peak_bytes), changes_text(closest->changes));
   }
 
-  const TrainSettings& settings_;
-  const std::vector<std::string>& fixed_;
+  TrainSettings settings_;
+  std::vector<std::string> fixed_;
   const System& system_;
   const int ranks_;
   Choices choices_;

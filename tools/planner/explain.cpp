@@ -21,11 +21,6 @@ std::string count_text(double value) {
   return value >= 1e6 ? fmt::format("{:.2f} million", value / 1e6) : fmt::format("{:.0f}", value);
 }
 
-std::string time_text(double seconds) {
-  return seconds >= 1.0 ? fmt::format("{:.3f} s", seconds)
-                        : fmt::format("{:.3f} ms", seconds * 1e3);
-}
-
 class Page {
  public:
   Page(const RecordedStep& step, const TrainSettings& settings, int ranks, const System* system,
@@ -40,7 +35,6 @@ class Page {
         precision_(training_precision(settings)) {
     for (const PlannedUnit& unit : step.units) {
       if (unit.padded > unit_.padded) unit_ = unit;
-      padded_ += unit.padded;
     }
     shards_ = unit_.shard > 0 ? static_cast<int>(unit_.padded / unit_.shard) : 1;
   }
@@ -286,18 +280,18 @@ class Page {
     std::string text = fmt::format(
         "The step takes {}: {:.1f} images/s of all ranks. Products take {}, what moves memory {}, "
         "collectives {}, of which {} ({:.1f}% of the step) are waited for.",
-        time_text(times_->seconds), times_->images_per_second,
-        time_text(times_->busy[static_cast<std::size_t>(Resource::products)]),
-        time_text(times_->busy[static_cast<std::size_t>(Resource::memory)]),
-        time_text(times_->busy[static_cast<std::size_t>(Resource::network)]),
-        time_text(times_->exposed), 100.0 * times_->exposed / times_->seconds);
+        seconds_text(times_->seconds), times_->images_per_second,
+        seconds_text(times_->busy[static_cast<std::size_t>(Resource::products)]),
+        seconds_text(times_->busy[static_cast<std::size_t>(Resource::memory)]),
+        seconds_text(times_->busy[static_cast<std::size_t>(Resource::network)]),
+        seconds_text(times_->exposed), 100.0 * times_->exposed / times_->seconds);
     if (gathers > 0) {
       const double computing = times_->seconds - times_->exposed;
       const double each = gather / static_cast<double>(gathers);
       const double unit = computing / (3.0 * static_cast<double>(step_.units.size()));
-      text +=
-          fmt::format(" A gather takes {} on average, a unit's forward about {}: it {} behind it.",
-                      time_text(each), time_text(unit), each <= unit ? "hides" : "does not hide");
+      text += fmt::format(
+          " A gather takes {} on average, a unit's forward about {}: it {} behind it.",
+          seconds_text(each), seconds_text(unit), each <= unit ? "hides" : "does not hide");
     }
     say(text);
   }
@@ -358,7 +352,6 @@ class Page {
   const UnitPolicy policy_;
   const Precision precision_;
   PlannedUnit unit_;  // the largest
-  std::int64_t padded_ = 0;
   int shards_ = 1;
   std::string text_;
 };

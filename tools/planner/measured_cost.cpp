@@ -107,7 +107,6 @@ MeasuredCosts::MeasuredCosts(const Json& measured, int threads, int ranks, const
     if (distance >= nearest) continue;
     nearest = distance;
     best = &table;
-    threads_ = t;
     ranks_ = r;
   }
   SHERD_CHECK(best != nullptr,

@@ -30,8 +30,6 @@ class SHERD_API MeasuredCosts {
   MeasuredCosts(const nlohmann::ordered_json& measured, int threads, int ranks,
                 const std::string& file);
 
-  bool empty() const { return tables_.empty(); }
-  int threads() const { return threads_; }
   int ranks() const { return ranks_; }
   int cores() const { return cores_; }
 
@@ -47,7 +45,7 @@ class SHERD_API MeasuredCosts {
   static Sample sample_of(const Work& work);
   static double amount(const Work& work);
 
-  int threads_ = 0, ranks_ = 0, cores_ = 0;
+  int ranks_ = 0, cores_ = 0;
   std::string file_;
   std::map<std::string, std::vector<Sample>> tables_;
 };

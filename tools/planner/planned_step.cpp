@@ -67,6 +67,12 @@ Resource resource_of(const Work& work) {
   return Resource::host;
 }
 
+std::int64_t memory_limit_of(const TrainSettings& settings, const System* system) {
+  const std::size_t limit = parse_bytes(settings.memory_limit, "--memory-limit");
+  if (limit > 0) return static_cast<std::int64_t>(limit);
+  return system != nullptr ? system->memory_bytes : 0;
+}
+
 SimulationRules rules_for(const RecordedStep& step, const System& system, int ranks) {
   if (!system.measured->empty()) return rules_of_measured(step, system, ranks);
   const auto described = std::make_shared<CostModel>(system, ranks);

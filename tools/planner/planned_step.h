@@ -31,7 +31,6 @@ struct StepTimes {
   double mfu = 0.0;                // model FLOPs over the peak of all devices; 0: no peak is known
   // By Resource: what part of the step would be saved if it were twice as fast.
   std::vector<double> sensitivity;
-  std::string notes;  // what the prediction stands on, for people; may be empty
 };
 
 // Throws where the system cannot run it: another device, too many ranks, a type it has no rates of.
@@ -40,6 +39,9 @@ SHERD_API StepTimes time_step(const RecordedStep& step, const TrainSettings& set
 
 // How long a piece of work takes there, and how streams go together.
 SHERD_API SimulationRules rules_for(const RecordedStep& step, const System& system, int ranks);
+
+// What a device may hold: --memory-limit, else what the system has; 0 where neither is known.
+SHERD_API std::int64_t memory_limit_of(const TrainSettings& settings, const System* system);
 
 // The trace of the step that a run would write: the same scopes on the same tracks, and the memory.
 SHERD_API std::unique_ptr<Trace> planned_trace(const RecordedStep& step,

@@ -16,7 +16,6 @@ class Simulator {
  public:
   Simulator(const Schedule& schedule, const SimulationRules& rules)
       : schedule_(schedule), rules_(rules), streams_(schedule.streams().size()) {
-    result_.busy.assign(streams_.size(), 0.0);
     placed_.assign(schedule.entries().size(), -1);
     scope_of_.assign(schedule.entries().size(), -1);
   }
@@ -44,7 +43,6 @@ class Simulator {
   struct StreamState {
     double ready = 0.0;  // when all that it was given and that is not in the queue is done
     std::deque<Item> queue;
-    std::vector<std::int32_t> open_scopes;
   };
 
   bool is_in_place(int stream) const { return rules_.host_computes && stream == 0; }
@@ -74,9 +72,7 @@ class Simulator {
     SHERD_CHECK(seconds >= 0.0 && seconds < 1e12, "simulate: {} of {} bytes takes {} s", work.name,
                 work.bytes, seconds);
     placed_[index] = static_cast<std::int32_t>(result_.works.size());
-    result_.works.push_back(
-        {.work = entry.index, .scope = innermost_scope(entry.stream), .stream = entry.stream});
-    result_.busy[static_cast<std::size_t>(entry.stream)] += seconds;
+    result_.works.push_back({.work = entry.index, .stream = entry.stream});
     if (is_queued(entry.stream)) {
       const bool takes_core = work.kind != Work::Kind::file;  // the disk moves the bytes
       state(entry.stream).queue.push_back({index, host_, seconds, takes_core});
@@ -254,7 +250,6 @@ class Simulator {
   void note_wait(double seconds, std::int32_t placed) {
     if (seconds <= 0.0 || placed < 0) return;
     const Simulation::PlacedWork& for_work = result_.works[static_cast<std::size_t>(placed)];
-    result_.waits.push_back({seconds, placed});
     const Work& work = schedule_.works()[static_cast<std::size_t>(for_work.work)];
     if (work.kind == Work::Kind::collective) result_.exposed += seconds;
   }
@@ -299,29 +294,14 @@ class Simulator {
 
   // --- scopes -----------------------------------------------------------------------------------
 
-  std::vector<std::int32_t>& open_scopes(int stream) {
-    return stream == Schedule::kHost ? host_scopes_ : state(stream).open_scopes;
-  }
-
-  std::int32_t innermost_scope(int stream) {
-    const std::vector<std::int32_t>& open = open_scopes(stream);
-    if (!open.empty()) return open.back();
-    return stream == 0 && !host_scopes_.empty() ? host_scopes_.back() : -1;
-  }
-
   void begin_scope(std::size_t index, const Entry& entry) {
-    std::vector<std::int32_t>& open = open_scopes(entry.stream);
-    const auto scope = static_cast<std::int32_t>(result_.scopes.size());
-    result_.scopes.push_back({entry.index, static_cast<std::int32_t>(entry.value), entry.track,
-                              open.empty() ? -1 : open.back()});
-    scope_of_[index] = scope;
-    open.push_back(scope);
+    scope_of_[index] = static_cast<std::int32_t>(result_.scopes.size());
+    result_.scopes.push_back({entry.index, static_cast<std::int32_t>(entry.value), entry.track});
     mark(index, entry);
   }
 
   void end_scope(std::size_t index, const Entry& entry) {
     scope_of_[index] = scope_of_[static_cast<std::size_t>(entry.index)];
-    std::erase(open_scopes(entry.stream), scope_of_[index]);
     mark(index, entry);
   }
 
@@ -349,7 +329,6 @@ class Simulator {
   double host_ = 0.0;
   std::vector<std::int32_t> placed_;    // by entry: of result_.works
   std::vector<std::int32_t> scope_of_;  // by entry: of result_.scopes
-  std::vector<std::int32_t> host_scopes_;
   struct Interval {
     double begin, end;
   };

@@ -34,14 +34,12 @@ struct SimulationRules {
 // Times in seconds from the start of the schedule.
 struct Simulation {
   struct PlacedWork {
-    std::int32_t work = 0;    // of the schedule's works()
-    std::int32_t scope = -1;  // the innermost of `scopes` that it is in; -1: none
+    std::int32_t work = 0;  // of the schedule's works()
     int stream = 0;
     double start = 0.0, end = 0.0;
   };
   struct Scope {
     std::int32_t name = 0, category = 0, track = 0;  // of the schedule's texts()
-    std::int32_t parent = -1;
     double start = 0.0, end = 0.0;
   };
   struct Memory {
@@ -50,17 +48,11 @@ struct Simulation {
     MemoryCategory category = MemoryCategory::parameters;
     std::int64_t live = 0;
   };
-  struct Wait {  // of the compute stream, or of a GPU's host
-    double seconds = 0.0;
-    std::int32_t work = -1;  // that it waited for
-  };
 
   double seconds = 0.0;           // until the host and all streams are done
   std::vector<PlacedWork> works;  // in the order of the schedule
   std::vector<Scope> scopes;
   std::vector<Memory> memory;
-  std::vector<Wait> waits;
-  std::vector<double> busy;   // of each stream
   double exposed = 0.0;       // the compute stream waited for collectives
   double launch_bound = 0.0;  // a GPU's compute stream waited for the host
 };

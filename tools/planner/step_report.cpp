@@ -2,6 +2,7 @@
 #include <sherd/tools/planner/step_report.h>
 
 #include <sherd/runtime/error.h>
+#include <sherd/runtime/group_digits.h>
 #include <sherd/tools/trainer/ranks.h>
 
 #include <algorithm>
@@ -16,26 +17,12 @@ namespace {
 using Json = nlohmann::ordered_json;
 using Kind = Schedule::Kind;
 
-std::string with_commas(std::int64_t value) {
-  std::string digits = std::to_string(value);
-  for (auto at = static_cast<std::ptrdiff_t>(digits.size()) - 3; at > 0; at -= 3) {
-    digits.insert(static_cast<std::size_t>(at), ",");
-  }
-  return digits;
-}
-
 std::string flops_text(double flops) {
   static constexpr const char* kUnits[] = {"GFLOP", "TFLOP", "PFLOP", "EFLOP"};
   double value = flops / 1e9;
   std::size_t unit = 0;
   for (; value >= 1000.0 && unit + 1 < std::size(kUnits); ++unit) value /= 1000.0;
   return fmt::format("{:.2f} {}", value, kUnits[unit]);
-}
-
-std::string seconds_text(double seconds) {
-  if (seconds >= 1.0) return fmt::format("{:.3f} s", seconds);
-  return seconds >= 1e-3 ? fmt::format("{:.3f} ms", seconds * 1e3)
-                         : fmt::format("{:.1f} us", seconds * 1e6);
 }
 
 // A label is "UNIT purpose" or "step: purpose"; units have no spaces in their names.
@@ -68,6 +55,12 @@ std::string limits_text(const StepTimes& times) {
 }
 
 }  // namespace
+
+std::string seconds_text(double seconds) {
+  if (seconds >= 1.0) return fmt::format("{:.3f} s", seconds);
+  return seconds >= 1e-3 ? fmt::format("{:.3f} ms", seconds * 1e3)
+                         : fmt::format("{:.1f} us", seconds * 1e6);
+}
 
 PeakMoment peak_moment(const Schedule& schedule) {
   PeakMoment peak;
@@ -167,6 +160,10 @@ Json plan_json(const RecordedStep& step, const TrainSettings& settings, int rank
                              {"padded", unit.padded},
                              {"of_one_rank", unit.shard}});
   }
+  if (const std::int64_t limit = memory_limit_of(settings, system); limit > 0) {
+    json["memory"]["limit_bytes"] = limit;
+    json["memory"]["fits"] = fits(plan.device.peak_bytes, static_cast<std::size_t>(limit));
+  }
   json["events"] = Json::array();
   for (const ShardingEvent& event : step.events) json["events"].push_back(event.to_string());
   if (times == nullptr) return json;
@@ -182,7 +179,6 @@ Json plan_json(const RecordedStep& step, const TrainSettings& settings, int rank
     time["busy_seconds"][name] = times->busy[i];
     time["saved_if_twice_as_fast"][name] = times->sensitivity[i];
   }
-  json["fits"] = fits(plan.device.peak_bytes, static_cast<std::size_t>(system->memory_bytes));
   return json;
 }
 
@@ -193,7 +189,7 @@ std::string plan_text(const RecordedStep& step, const TrainSettings& settings, i
   const auto line = [&text](const char* name, const std::string& value) {
     text += fmt::format("{:<15} {}\n", name, value);
   };
-  line("model", fmt::format("{} parameters, batch {}, {}", with_commas(plan.parameters),
+  line("model", fmt::format("{} parameters, batch {}, {}", group_digits(plan.parameters),
                             settings.batch_size, describe(training_precision(settings))));
   line("ranks", describe_ranks(settings, *make_meta_communicator(0, ranks)));
   if (settings.batch_size < ranks) {
@@ -208,6 +204,11 @@ std::string plan_text(const RecordedStep& step, const TrainSettings& settings, i
   line("", as_high ? fmt::format("reached in {}", peak.where)
                    : fmt::format("before the steps; in a step {}, reached in {}",
                                  format_bytes(peak.bytes), peak.where));
+  const std::int64_t limit = memory_limit_of(settings, system);
+  if (limit > 0 && !fits(plan.device.peak_bytes, static_cast<std::size_t>(limit))) {
+    line("",
+         fmt::format("does NOT fit {}; --auto looks for settings that do", format_bytes(limit)));
+  }
   if (plan.host.peak_bytes > 0) {
     line("host memory", fmt::format("{} a rank ({})", format_bytes(plan.host.peak_bytes),
                                     format_breakdown(plan.host.at_peak)));
@@ -227,9 +228,6 @@ std::string plan_text(const RecordedStep& step, const TrainSettings& settings, i
   if (times != nullptr) {
     line("system", fmt::format("{}, {} of memory a device", system->name,
                                format_bytes(system->memory_bytes)));
-    if (!fits(plan.device.peak_bytes, static_cast<std::size_t>(system->memory_bytes))) {
-      line("", "the step does NOT fit; --auto looks for settings that do");
-    }
     line("step",
          fmt::format("{} predicted, {:.1f} images/s{}", seconds_text(times->seconds),
                      times->images_per_second,
@@ -251,8 +249,8 @@ std::string plan_text(const RecordedStep& step, const TrainSettings& settings, i
   text += fmt::format("\n{:<28} {:>16} {:>17} {:>15}\n", "unit", "parameters", "with padding",
                       "of one rank");
   for (const PlannedUnit& unit : step.units) {
-    text += fmt::format("{:<28} {:>16} {:>17} {:>15}\n", unit.name, with_commas(unit.parameters),
-                        with_commas(unit.padded), with_commas(unit.shard));
+    text += fmt::format("{:<28} {:>16} {:>17} {:>15}\n", unit.name, group_digits(unit.parameters),
+                        group_digits(unit.padded), group_digits(unit.shard));
   }
   return text;
 }

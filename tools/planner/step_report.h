@@ -10,6 +10,9 @@
 
 namespace sherd {
 
+// "1.250 s", "12.345 ms", "7.1 us"
+SHERD_API std::string seconds_text(double seconds);
+
 // Of the device's memory in the recorded step.
 struct PeakMoment {
   std::int64_t bytes = 0;

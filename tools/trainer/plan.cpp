@@ -173,8 +173,7 @@ class Search {
     try {
       for (const auto& [key, value] : changes) assign(changed, key, value, key);
       check_used(changed, changes);
-      sharding_options(changed, ranks_);
-      check_batch(changed, ranks_);
+      check_step(changed, ranks_);
       // What a rank holds is the same from the third pass on.
       TrainSettings shorter = changed;
       const std::int64_t few = 3 * samples_of_pass(changed, ranks_) * ranks_;
@@ -225,6 +224,13 @@ std::size_t limit_of(const TrainSettings& settings) {
 }
 
 }  // namespace
+
+void check_step(const TrainSettings& settings, int ranks) {
+  check_batch(settings, ranks);
+  sharding_options(settings, ranks);
+  loss_scale_settings(settings);
+  offloads_activations(settings);
+}
 
 Image one_image(const TrainSettings& settings) {
   const DataSource data = open_data(settings, DataParts::test);

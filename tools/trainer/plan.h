@@ -14,6 +14,9 @@
 
 namespace sherd {
 
+// Throws where the settings cannot be those of a step on so many ranks.
+SHERD_API void check_step(const TrainSettings& settings, int ranks);
+
 // An image of the shape, and with the classes, of those of the settings.
 SHERD_API std::shared_ptr<const ImageDataset> one_image(const TrainSettings& settings);
 

@@ -614,10 +614,7 @@ TrainOutcome train(const TrainSettings& given, TrainObserver& observer) {
   SHERD_CHECK(device_from_name(settings.device) != Device::meta,
               "--device meta computes no numbers, so it cannot train; see sherd bench step");
   const int ranks = planned_ranks(settings);
-  sharding_options(settings, ranks);
-  check_batch(settings, ranks);
-  loss_scale_settings(settings);
-  offloads_activations(settings);
+  check_step(settings, ranks);
   // Threads share the images; processes read their own.
   const std::optional<ResumePoint> found = find_resume_point(settings.resume, settings.out);
   const ResumePoint resume = found.value_or(ResumePoint{});
