@@ -23,8 +23,13 @@ void gelu_backward(Stream& stream, std::int64_t n, GeluForm form, const T* input
 // The sums cost no second pass over the gradient.
 template <typename T>
 void gelu_backward_sums(Stream& stream, const GeluBackwardSums<T>& p);
+inline constexpr std::int64_t kGeluSumRows = 128;  // of a block
+// Also in builds without CUDA, which plan for GPUs.
 template <typename T>
-std::size_t gelu_backward_sums_workspace_bytes(std::int64_t rows, std::int64_t cols);
+constexpr std::size_t gelu_backward_sums_workspace_bytes(std::int64_t rows, std::int64_t cols) {
+  return static_cast<std::size_t>((rows + kGeluSumRows - 1) / kGeluSumRows * cols) *
+         sizeof(arguments::acc_t<T>);
+}
 
 }  // namespace cuda
 }  // namespace sherd

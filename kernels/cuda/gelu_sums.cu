@@ -13,7 +13,7 @@ namespace {
 constexpr int kLanes = 32;
 constexpr int kWarps = 8;
 constexpr int kUnrolled = 4;
-constexpr int kRows = 128;
+constexpr int kRows = kGeluSumRows;
 
 template <typename T>
 bool whole_vectors(std::int64_t cols, const T* a, const T* b, const T* c) {
@@ -88,11 +88,6 @@ __global__ void __launch_bounds__(kLanes* kWarps) sums_kernel(GeluBackwardSums<T
 }  // namespace
 
 template <typename T>
-std::size_t gelu_backward_sums_workspace_bytes(std::int64_t rows, std::int64_t cols) {
-  return static_cast<std::size_t>(ceil_div(rows, kRows) * cols) * sizeof(acc_t<T>);
-}
-
-template <typename T>
 void gelu_backward_sums(Stream& stream, const GeluBackwardSums<T>& p) {
   if (p.rows > 0 && p.cols > 0) {
     constexpr int V = kVectorOf<T>;
@@ -107,9 +102,8 @@ void gelu_backward_sums(Stream& stream, const GeluBackwardSums<T>& p) {
   add_blocks(stream, ceil_div(p.rows, kRows), p.cols, p.cols, p.workspace, p.grad_bias);
 }
 
-#define SHERD_INSTANTIATE(T)                                                \
-  template void gelu_backward_sums<T>(Stream&, const GeluBackwardSums<T>&); \
-  template std::size_t gelu_backward_sums_workspace_bytes<T>(std::int64_t, std::int64_t);
+#define SHERD_INSTANTIATE(T) \
+  template void gelu_backward_sums<T>(Stream&, const GeluBackwardSums<T>&);
 SHERD_INSTANTIATE(double)
 SHERD_INSTANTIATE(float)
 SHERD_INSTANTIATE(bf16)

@@ -150,10 +150,6 @@ void gelu_backward_sums(Stream&, const GeluBackwardSums<T>&) {
   fail_unavailable();
 }
 template <typename T>
-std::size_t gelu_backward_sums_workspace_bytes(std::int64_t, std::int64_t) {
-  fail_unavailable();
-}
-template <typename T>
 void dropout(Stream&, std::int64_t, const T*, T*, double, const RandomStream&, std::uint64_t) {
   fail_unavailable();
 }
@@ -161,7 +157,6 @@ void dropout(Stream&, std::int64_t, const T*, T*, double, const RandomStream&, s
   template void gelu_forward<T>(Stream&, std::int64_t, GeluForm, const T*, T*);              \
   template void gelu_backward<T>(Stream&, std::int64_t, GeluForm, const T*, const T*, T*);   \
   template void gelu_backward_sums<T>(Stream&, const GeluBackwardSums<T>&);                  \
-  template std::size_t gelu_backward_sums_workspace_bytes<T>(std::int64_t, std::int64_t);    \
   template void dropout<T>(Stream&, std::int64_t, const T*, T*, double, const RandomStream&, \
                            std::uint64_t);
 SHERD_INSTANTIATE(double)
