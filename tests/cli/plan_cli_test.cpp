@@ -154,6 +154,7 @@ TEST_CASE("cli: plan refuses what cannot be, in one line") {
   refused("--rank 4 --ranks 4", "--rank");
   refused("--dim 50 --heads 4", "heads");
   refused("--auto", "give a --system");
+  refused("--auto --system dgx-h100 --dim 50 --heads 4", "heads");
   refused("--explain --json", "--explain: --json would have no effect beside it");
   refused("--convention sherd --system dgx-h100", "--convention: --system would have no effect");
   refused("--published --json", "--published: --json would have no effect");

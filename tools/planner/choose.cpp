@@ -147,7 +147,8 @@ class Chooser {
       check_used(choice.settings, changes);
       check_step(choice.settings, ranks_);
       step = record_step(choice.settings, ranks_);
-    } catch (const Error&) {
+    } catch (const Error& error) {
+      last_error_ = error.what();
       return {};
     }
     choice.peak_bytes = step->plan.device.peak_bytes;
@@ -174,9 +175,9 @@ class Chooser {
     const std::string limit = format_bytes(choices_.limit_bytes);
     if (closest == choices_.too_large.end()) {
       return fmt::format(
-          "--auto: none of {} combinations can be run with these settings on {} ranks; see what "
-          "one of them says: sherd plan --shard zero3 ...",
-          choices_.tried, ranks_);
+          "--auto: none of {} combinations can be run with these settings on {} ranks; of the last "
+          "one: {}",
+          choices_.tried, ranks_, last_error_);
     }
     return fmt::format(
         "--auto: none of {} combinations fits {}; the smallest is {} with {}. Use more ranks, a "
@@ -189,6 +190,7 @@ class Chooser {
   const System& system_;
   const int ranks_;
   Choices choices_;
+  std::string last_error_;
 };
 
 }  // namespace
