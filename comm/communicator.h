@@ -16,7 +16,6 @@
 #pragma once
 
 #include <sherd/runtime/dtype.h>
-#include <sherd/runtime/schedule.h>
 
 #include <cstdint>
 #include <map>
@@ -28,6 +27,8 @@
 #include <vector>
 
 namespace sherd {
+
+class Schedule;
 
 enum class ReduceOp : std::uint8_t { sum, average, max };
 

@@ -2,6 +2,7 @@
 // A communicator that only counts.
 #include <sherd/comm/communicator.h>
 #include <sherd/runtime/error.h>
+#include <sherd/runtime/schedule.h>
 
 #include <algorithm>
 #include <mutex>

@@ -148,7 +148,7 @@ class Chooser {
       check_step(choice.settings, ranks_);
       step = record_step(choice.settings, ranks_);
     } catch (const Error& error) {
-      last_error_ = error.what();
+      if (first_error_.empty()) first_error_ = error.what();
       return {};
     }
     choice.peak_bytes = step->plan.device.peak_bytes;
@@ -175,9 +175,10 @@ class Chooser {
     const std::string limit = format_bytes(choices_.limit_bytes);
     if (closest == choices_.too_large.end()) {
       return fmt::format(
-          "--auto: none of {} combinations can be run with these settings on {} ranks; of the last "
+          "--auto: none of {} combinations can be run with these settings on {} ranks; of the "
+          "first "
           "one: {}",
-          choices_.tried, ranks_, last_error_);
+          choices_.tried, ranks_, first_error_);
     }
     return fmt::format(
         "--auto: none of {} combinations fits {}; the smallest is {} with {}. Use more ranks, a "
@@ -190,7 +191,7 @@ class Chooser {
   const System& system_;
   const int ranks_;
   Choices choices_;
-  std::string last_error_;
+  std::string first_error_;
 };
 
 }  // namespace
