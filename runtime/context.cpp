@@ -2,6 +2,7 @@
 #include <sched.h>
 #include <sherd/runtime/context.h>
 #include <sherd/runtime/cuda/device.h>
+#include <sherd/runtime/cuda/stream_times.h>
 #include <sherd/runtime/error.h>
 
 #include <algorithm>
@@ -40,6 +41,8 @@ Context::Context(const ContextOptions& options) : options_(options) {
                                                 Allocator::kHostGranule);
   trace_ = std::make_unique<Trace>(options.rank, Trace::kDefaultMaxEvents, options.trace_origin,
                                    options.schedule);
+  trace_->add_stream_times(0, cuda::kComputeTrack,
+                           cuda::make_stream_times(*this, *compute_stream_, *trace_));
   watch_ledger(ledger(), MemoryPool::device);
   watch_ledger(host_ledger(), MemoryPool::host);
 }

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
+#include <ranges>
 #include <utility>
 
 namespace sherd {
@@ -39,6 +40,21 @@ int Trace::track(std::string_view name) {
   }
   tracks_.emplace_back(name);
   return static_cast<int>(tracks_.size()) - 1;
+}
+
+void Trace::add_stream_times(int track, std::string_view name, std::unique_ptr<StreamTimes> times) {
+  if (times == nullptr) return;
+  const int on = this->track(name);
+  const std::lock_guard lock(mutex_);
+  check_track(track);
+  timed_.push_back({.of = track, .track = on, .times = std::move(times)});
+}
+
+Trace::TimedTrack* Trace::timed(int track) {
+  for (TimedTrack& timed : timed_ | std::views::reverse) {
+    if (timed.of == track) return &timed;
+  }
+  return nullptr;
 }
 
 std::uint32_t Trace::intern(std::string_view text) {
@@ -83,6 +99,11 @@ Trace::Event Trace::begin(std::string_view name, std::string_view category, int 
     event.category = intern(category);
   }
   event.start = now();
+  if (TimedTrack* on = timed(track); on != nullptr && !full()) {
+    marks_.push_back({on, on->times->mark(on->open > 0), {}});
+    event.marks = static_cast<std::int64_t>(marks_.size()) - 1;
+    ++on->open;
+  }
   return event;
 }
 
@@ -95,6 +116,11 @@ void Trace::end(Event event) noexcept {
   const std::lock_guard lock(mutex_);
   // A destructor calls this: running out of memory loses the event, not the program.
   try {
+    if (event.marks >= 0) {
+      Marks& marks = marks_[static_cast<std::size_t>(event.marks)];
+      --marks.on->open;
+      marks.end = marks.on->times->mark(true);
+    }
     if (!full()) {
       events_.push_back(event);
       return;
@@ -119,17 +145,40 @@ std::size_t Trace::dropped_events() const {
   return dropped_;
 }
 
+std::vector<Trace::Span> Trace::spans_of_streams() const {
+  std::vector<Span> spans(marks_.size());
+  const TimedTrack* failed = nullptr;
+  for (std::size_t i = 0; i < spans.size(); ++i) {
+    const auto& [on, begin, end] = marks_[i];
+    if (on == failed || begin.base == Mark::kUntimed || end.base == Mark::kUntimed) continue;
+    // The trace of a run that failed on its device is written too, with what the host saw.
+    try {
+      const double start = on->times->microseconds(begin);
+      spans[i] = {on->track, start, on->times->microseconds(end) - start};
+    } catch (const std::exception&) {
+      failed = on;
+    }
+  }
+  return spans;
+}
+
 void Trace::write_json(const std::function<void(std::string_view)>& sink) const {
-  // A copy, so that other threads are not held up while the text is written.
+  // Copies, so that other threads are not held up while the text is written.
   std::unique_lock lock(mutex_);
   const auto events = events_;
   const auto texts = texts_;
   const auto tracks = tracks_;
+  const auto spans = spans_of_streams();
   const std::size_t dropped = dropped_;
   lock.unlock();
 
+  const auto span_of = [&](const Event& event) {
+    return event.marks < 0 ? Span{} : spans[static_cast<std::size_t>(event.marks)];
+  };
+  std::size_t recorded = events.size();
+  for (const Event& event : events) recorded += span_of(event).track >= 0 ? 1 : 0;
   const Json summary = {{"rank", rank_},
-                        {"recorded_events", events.size()},
+                        {"recorded_events", recorded},
                         {"dropped_events", dropped},
                         {"max_events", max_events_}};
   sink("{\"displayTimeUnit\":\"ms\",\"otherData\":" + dump(summary) + ",\"traceEvents\":[\n");
@@ -154,6 +203,13 @@ void Trace::write_json(const std::function<void(std::string_view)>& sink) const 
         json["name"] = fmt::format("{} = {}", texts[event.name], event.value);
       }
     }
+    sink(",\n" + dump(json));
+    const Span span = span_of(event);
+    if (span.track < 0) continue;
+    json["ts"] = span.start;
+    json["dur"] = span.duration;
+    json["tid"] = span.track;
+    json["args"] = {{"issued", event.start}};
     sink(",\n" + dump(json));
   }
   sink("\n]}\n");

@@ -19,6 +19,7 @@
 #include <sherd/runtime/api.h>
 #include <sherd/runtime/ledger.h>
 #include <sherd/runtime/out_of_memory.h>
+#include <sherd/runtime/stream.h>
 
 #include <atomic>
 #include <chrono>
@@ -26,6 +27,7 @@
 #include <cstdint>
 #include <deque>
 #include <functional>
+#include <memory>
 #include <mutex>
 #include <string>
 #include <string_view>
@@ -54,6 +56,24 @@ class SHERD_API Trace {
 
   double now() const;  // microseconds since the origin
 
+  // A place in a stream's work, and when the stream was there.
+  struct Mark {
+    sherd::Event event;
+    int base = kUntimed;  // of StreamTimes
+    static constexpr int kUntimed = -1;
+  };
+  class StreamTimes {
+   public:
+    virtual ~StreamTimes() = default;
+    // Behind the work so far. `inside`: between the marks of another scope.
+    virtual Mark mark(bool inside) = 0;
+    virtual double microseconds(const Mark& mark) = 0;  // since the origin; waits for it
+  };
+  // What a TraceScope records on `track` is from now on also recorded on the track of this name,
+  // with the times at which a stream did the work; the host's start is its args.issued in the file.
+  // Does nothing where `times` is null.
+  void add_stream_times(int track, std::string_view name, std::unique_ptr<StreamTimes> times);
+
   // Something that took `duration` microseconds from `start`. Below, an unknown track throws.
   void complete(std::string_view name, std::string_view category, int track, double start,
                 double duration) {
@@ -61,7 +81,10 @@ class SHERD_API Trace {
   }
   // Something that happens now.
   void instant(std::string_view name, std::string_view category, int track) {
-    if (enabled()) record(Kind::instant, name, category, track, now(), 0.0);
+    if (enabled()) instant(name, category, track, now());
+  }
+  void instant(std::string_view name, std::string_view category, int track, double time) {
+    if (enabled()) record(Kind::instant, name, category, track, time, 0.0);
   }
   // A quantity's value from now on. The viewers cannot plot an infinity or a NaN: such a value is
   // written as an instant event that tells it.
@@ -88,7 +111,22 @@ class SHERD_API Trace {
     std::uint32_t name = 0;
     std::uint32_t category = 0;
     double start = 0.0;
-    double value = 0.0;  // duration of a complete event, value of a counter
+    double value = 0.0;       // duration of a complete event, value of a counter
+    std::int64_t marks = -1;  // place in marks_; -1: no stream's times are taken
+  };
+  struct TimedTrack {
+    int of = 0, track = 0;  // the host's, the stream's
+    std::unique_ptr<StreamTimes> times;
+    int open = 0;  // scopes that have not ended
+  };
+  struct Marks {
+    TimedTrack* on = nullptr;
+    Mark begin, end;
+  };
+  // Of marks: on the stream's track; on none where a mark has no time.
+  struct Span {
+    int track = -1;
+    double start = 0.0, duration = 0.0;
   };
 
   void record(Kind kind, std::string_view name, std::string_view category, int track, double start,
@@ -96,6 +134,8 @@ class SHERD_API Trace {
   Event begin(std::string_view name, std::string_view category, int track);
   void end(Event event) noexcept;
   // With the mutex held:
+  TimedTrack* timed(int track);
+  std::vector<Span> spans_of_streams() const;
   std::uint32_t intern(std::string_view text);
   void check_track(int track) const;
   bool full() const { return events_.size() >= max_events_; }
@@ -110,6 +150,8 @@ class SHERD_API Trace {
   std::deque<Event> events_;
   std::size_t dropped_ = 0;
   std::vector<std::string> tracks_;
+  std::deque<TimedTrack> timed_;  // of two with one track of the host the later one counts
+  std::deque<Marks> marks_;
   std::deque<std::string> texts_;  // a deque does not move them, so that text_index_ may refer
   std::unordered_map<std::string_view, std::uint32_t> text_index_;
 };

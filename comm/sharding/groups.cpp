@@ -3,6 +3,7 @@
 
 #include <sherd/comm/device_communicator.h>
 #include <sherd/runtime/cuda/device.h>
+#include <sherd/runtime/cuda/stream_times.h>
 #include <sherd/runtime/error.h>
 
 #include <algorithm>
@@ -37,6 +38,8 @@ ShardingGroups::ShardingGroups(Context& context, Communicator& ranks,
       stream_(make_stream(context)),
       trace_(context.trace()),
       track_(trace_.track("communication stream")) {
+  trace_.add_stream_times(track_, cuda::kCommunicationTrack,
+                          cuda::make_stream_times(context, *stream_, trace_));
   const ProcessMesh mesh = mesh_of(options, world.size());
   exact_sums_ = options.exact_sums;
   const int rank = world.rank();

@@ -478,11 +478,11 @@ echo "ended $?"
 {0} inspect checkpoint {2} --verify >/dev/null && echo verified
 ls -A {2}/checkpoints | grep -c partial
 rm {2}/../filler
+step=$({0} inspect checkpoint {2} --json | sed "s/.*\"step\":\([0-9]*\).*/\1/")
 mount -o remount,ro {2}/..
-{0} train --resume auto --out {2} --epochs 3 >/dev/null 2>{3}/err-ro
+{0} train --resume auto --out {2} --max-steps $((step + 4)) >/dev/null 2>{3}/err-ro
 echo "ended $?"
 mount -o remount,rw {2}/..
-step=$({0} inspect checkpoint {2} --json | sed "s/.*\"step\":\([0-9]*\).*/\1/")
 {0} train --resume auto --out {2} --max-steps $((step + 4)) --epochs 1000000 >/dev/null && echo went on
 )",
             kSherd, kRun, out, folder.path(), async)));

@@ -3,6 +3,7 @@
 #include <filesystem>
 #include <fstream>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "cli_support.h"
 
@@ -211,13 +212,18 @@ TEST_CASE("cli: a calibrated machine: times, choice, and a trace beside the plan
   // The very events of a run, on every rank.
   const std::string settings = kSmall + "--ranks 2 --shard zero3 --depth 3 ";
   const std::string trace = folder.path("run.json");
-  const Output run = sherd_run("bench step --steps 1 --matrix 0 --trace " + trace + settings);
+  const Output run = sherd_run("bench step --json --steps 1 --matrix 0 --trace " + trace + settings);
   REQUIRE_MESSAGE(run.status == 0, run.text);
+  CHECK(json::parse(run.out)["ranks"] == 2);  // one line, with a trace too
   const Output compared =
       sherd_run("plan --json --system " + system + settings + "--compare " + trace);
   REQUIRE_MESSAGE(compared.status == 0, compared.text);
   const json comparison = json::parse(compared.out);
   CHECK(comparison["differences"].empty());
+  const Output larger =
+      sherd_run("plan --system " + system + settings + "--batch-size 6 --compare " + trace);
+  CHECK(larger.status == 1);
+  CHECK_MESSAGE(says(larger, "samples, not 6"), larger.text);
   // Another plan is noticed.
   const Output other =
       sherd_run("plan --json --system " + system + settings + "--prefetch 0 --compare " + trace);
@@ -264,4 +270,15 @@ TEST_CASE("cli: calibration of GPUs adds tables to the description of their syst
     CHECK(step["seconds"].get<double>() > 1e-3);
     CHECK(step["mfu"].get<double>() < 0.01);
   }
+  // A trace of GPUs has the times of their streams, of the very events of the plan.
+  const std::string settings = kSmall + "--device cuda --ranks 2 --shard zero3 ";
+  const std::string trace = folder.path("run.json");
+  const Output run = sherd_run("bench step --steps 1 --matrix 0 --trace " + trace + settings);
+  REQUIRE_MESSAGE(run.status == 0, run.text);
+  const Output compared =
+      sherd_run("plan --json --system " + system + settings + "--compare " + trace);
+  REQUIRE_MESSAGE(compared.status == 0, compared.text);
+  std::set<std::string> tracks;
+  for (const json& kind : json::parse(compared.out)["kinds"]) tracks.insert(kind["track"]);
+  CHECK(tracks == std::set<std::string>{"compute stream", "communication stream of the device"});
 }

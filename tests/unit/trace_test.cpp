@@ -44,6 +44,23 @@ std::vector<json> events_of(const json& root, const std::string& phase) {
   return found;
 }
 
+// A stream that does its first piece of work a second late, and each in 10 us.
+struct LateStream final : Trace::StreamTimes {
+  explicit LateStream(std::vector<bool>* seen) : inside(seen) {}
+  Trace::Mark mark(bool is_inside) override {
+    if (captures) return {};
+    inside->push_back(is_inside);
+    return {{}, marks++};
+  }
+  double microseconds(const Trace::Mark& mark) override {
+    SHERD_CHECK(mark.base < fails_at, "the device has failed");
+    return 1e6 + 10.0 * mark.base;
+  }
+  std::vector<bool>* inside;
+  bool captures = false;
+  int marks = 0, fails_at = 1000;
+};
+
 }  // namespace
 
 TEST_CASE("a trace records nothing until it is enabled") {
@@ -126,6 +143,72 @@ TEST_CASE("a trace file has the events, with rank, track and times") {
   CHECK(names == std::set<json>{json::array({"process_name", 0, "rank 3"}),
                                 json::array({"thread_name", 0, "main"}),
                                 json::array({"thread_name", 1, "gather stream"})});
+}
+
+TEST_CASE("a trace has the times of a stream beside the host's") {
+  Trace trace;
+  trace.enable();
+  std::vector<bool> inside;
+  auto made = std::make_unique<LateStream>(&inside);
+  LateStream& stream = *made;
+  trace.add_stream_times(0, "stream", std::move(made));
+  trace.add_stream_times(0, "no stream", nullptr);
+  const int other = trace.track("other");
+  const auto record = [&](const char* name) {
+    const TraceScope outer(trace, name, "outer");
+    const TraceScope inner(trace, name, "inner");
+    const TraceScope untimed(trace, name, "other", other);
+  };
+  record("a");
+  stream.captures = true;
+  record("captured");
+  stream.captures = false;
+  record("b");
+  CHECK(inside == std::vector<bool>{false, true, true, true, false, true, true, true});
+
+  const json root = write_and_read(trace);
+  CHECK(root.at("otherData").at("recorded_events") == 13);
+  std::map<std::string, int> tracks;
+  for (const json& event : events_of(root, "M")) {
+    if (event.at("name") == "thread_name") tracks[event.at("args").at("name")] = event.at("tid");
+  }
+  CHECK(!tracks.contains("no stream"));
+  struct Expected {
+    const char *name, *category;
+    double start, duration;
+  };
+  std::vector<Expected> expected{{"a", "inner", 1e6 + 10, 10},
+                                 {"a", "outer", 1e6, 30},
+                                 {"b", "inner", 1e6 + 50, 10},
+                                 {"b", "outer", 1e6 + 40, 30}};
+  std::size_t found = 0;
+  std::map<std::string, double> starts;  // the host's
+  for (const json& event : events_of(root, "X")) {
+    const std::string name = event.at("name"), category = event.at("cat");
+    if (event.at("tid") == 0) starts[name + category] = event.at("ts");
+    if (event.at("tid") != tracks.at("stream")) continue;
+    REQUIRE(found < expected.size());
+    CHECK(name == expected[found].name);
+    CHECK(category == expected[found].category);
+    CHECK(event.at("ts") == expected[found].start);
+    CHECK(event.at("dur") == expected[found].duration);
+    CHECK(event.at("args").at("issued") == starts.at(name + category));
+    ++found;
+  }
+  CHECK(found == expected.size());
+
+  // A stream that takes the other's place leaves what is recorded as it was.
+  std::vector<bool> second_inside;
+  trace.add_stream_times(0, "stream", std::make_unique<LateStream>(&second_inside));
+  record("c");
+  CHECK(inside.size() == 8);
+  CHECK(second_inside.size() == 4);
+  CHECK(write_and_read(trace).at("otherData").at("recorded_events") == 18);
+  // Where the device has failed, what the host saw is written.
+  stream.fails_at = 5;
+  const json failed = write_and_read(trace);
+  CHECK(failed.at("otherData").at("recorded_events") == 16);
+  CHECK(events_of(failed, "X").size() == 16);
 }
 
 TEST_CASE("names of any bytes give valid JSON") {

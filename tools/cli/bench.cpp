@@ -397,7 +397,7 @@ void bench_rank(const TrainSettings& settings, const BenchOptions& options, Comm
   trace_steps(context, test, settings.batch_size);
   const std::string problem = gather_trace(context.trace(), all, clock_offset, settings.trace);
   if (!problem.empty()) fail("{}", problem);
-  if (first) fmt::print("trace           {}\n", settings.trace);
+  if (first && !options.json) fmt::print("trace           {}\n", settings.trace);
 }
 
 int bench_step(TrainSettings settings, const BenchOptions& options) {
@@ -406,8 +406,8 @@ int bench_step(TrainSettings settings, const BenchOptions& options) {
   const int ranks = planned_ranks(settings);
   check_step(settings, ranks);
   const bool meta = device_from_name(settings.device) == Device::meta;
-  SHERD_CHECK(settings.trace.empty() || (!options.json && !meta),
-              "--trace: has no effect with --json or on meta");
+  SHERD_CHECK(settings.trace.empty() || !meta,
+              "--trace: has no effect on meta, where nothing takes time; see sherd plan --trace");
   SHERD_CHECK(options.comm_delay == 0.0 || (options.comm_delay > 0.0 && ranks > 1 && !meta),
               "--comm-delay: seconds above 0, with several ranks, not on meta");
   SHERD_CHECK(options.write_inputs.empty() ||

@@ -130,9 +130,12 @@ def kernels(report, folder, env, rehearse, quick):
                summary=peer_summary)
 
 
+def shape_of(model, rehearse):
+    return TINY if rehearse else ["--preset", PRESETS[model], "--dataset", "synthetic", "--classes", "1000"]
+
+
 def step_command(folder, device, model, batch, rehearse):
-    shape = TINY if rehearse else ["--preset", PRESETS[model], "--dataset", "synthetic", "--classes", "1000"]
-    return [sherd(folder), "bench", "step", *shape, "--precision", "bf16", "--device", device, "--batch-size",
+    return [sherd(folder), "bench", "step", *shape_of(model, rehearse), "--precision", "bf16", "--device", device, "--batch-size",
             str(batch), "--json"]
 
 
@@ -188,6 +191,37 @@ def step(report, folder, env, model, batch, rehearse, quiet=False, how="", more=
     command += ["--steps", "2", "--matrix", "64"] if rehearse else ["--steps", "10"]
     text = report.run(name, command, 60, env, quiet=quiet, summary=summary)
     return None if text is None else last_json(text)["images_per_second"]
+
+
+# Of tools/systems, by what is in the GPU's name.
+SYSTEMS = (("GB200", "gb200-nvl72"), ("B200", "dgx-b200"), ("H200", "dgx-h200"), ("H100", "dgx-h100"),
+           ("A100", "dgx-a100"), ("V100", "ac922-v100"))
+
+
+def plans(report, folder, env, gpu, done, rehearse):
+    """Measures this GPU for `sherd plan`, and sets what it then plans beside the steps that were timed:
+    {model: (images/s, batch)}."""
+    base = "dgx-a100" if rehearse else next((name for part, name in SYSTEMS if part in gpu["name"]), None)
+    if base is None:
+        report.skip("calibrate", "tools/systems describes no system with this GPU to begin from")
+        return
+    system = os.path.join(report.folder, "this-gpu.json")
+    if os.path.exists(system):
+        os.remove(system)
+    command = [sherd(folder), "bench", "calibrate", "--device", "cuda", "--base", base, "--precisions", "fp32,bf16",
+               "--tables", "1x1", "--out", system] + (["--quick", "--repeat", "3"] if rehearse else [])
+    if report.run("calibrate", command, 75, env, summary=lambda text: text.splitlines()[0]) is None:
+        return
+    for model, (images, batch) in done.items():
+        def summary(text):
+            planned = last_json(text)["step"]["images_per_second"]
+            report.add("ViT %s step, bf16, batch %d, planned" % (model, batch), planned, "images/s", "measured",
+                       images)
+            return "%.0f images/s planned, %.0f measured" % (planned, images)
+
+        report.run("plan of step %s" % model,
+                   [sherd(folder), "plan", "--json", "--system", system, "--device", "cuda", "--precision", "bf16",
+                    "--batch-size", str(batch), *shape_of(model, rehearse)], 30, env, summary=summary)
 
 
 # PyTorch runs in the caller's environment, not in the build's: it must find its own libraries.

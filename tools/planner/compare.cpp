@@ -2,6 +2,7 @@
 #include <sherd/tools/planner/compare.h>
 
 #include <fmt/format.h>
+#include <sherd/runtime/cuda/stream_times.h>
 #include <sherd/runtime/error.h>
 #include <sherd/tools/planner/traced_step.h>
 
@@ -265,11 +266,18 @@ class Comparer {
     result_.differences.push_back(std::move(difference));
   }
 
+  // What a track lasts where the host only asks a GPU for the work says nothing of it.
+  static bool is_of_asking(const TracedStep& step, const std::string& track) {
+    return step.tracks.contains(std::string(cuda::kComputeTrack)) &&
+           (track == "main" || track == "communication stream");
+  }
+
   // Of each track: seconds of each kind.
   using Kinds = std::map<std::pair<std::string, std::string>, double>;
   static Kinds kinds_of(const TraceFile& file, const TracedStep& step) {
     Kinds kinds;
     for (const auto& [name, track] : step.tracks) {
+      if (is_of_asking(step, name)) continue;
       for (std::size_t i = 0; i < track.events.size(); ++i) {
         const TraceFile::Event& event = track.events[i];
         kinds[{name, kind_of(file.text(event.name), file.text(event.category))}] +=
@@ -288,6 +296,7 @@ class Comparer {
     }
     if (!at.same_events) return;
     for (const auto& [name, track] : traced.tracks) {
+      if (is_of_asking(traced, name)) continue;
       std::vector<Samples>& samples = samples_[name];
       samples.resize(track.events.size());
       const TracedTrack& plan = planned_.tracks.at(name);

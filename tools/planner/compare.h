@@ -51,7 +51,8 @@ struct Comparison {
     Range traced;
     int slowest_rank = 0;
   };
-  // Seconds a step, without events inside. On tracks other than "main" they overlap with it.
+  // Seconds a step, without events inside. On tracks other than "main" they overlap with it. Of a
+  // GPU those of its streams, not of the host that asks for their work.
   struct Kind {
     std::string track, kind;
     double planned = 0.0;

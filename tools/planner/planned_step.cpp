@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/tools/planner/planned_step.h>
 
+#include <sherd/runtime/cuda/stream_times.h>
 #include <sherd/runtime/error.h>
 #include <sherd/tools/planner/cost_model.h>
 #include <sherd/tools/planner/measured_cost.h>
+#include <sherd/tools/trainer/step_note.h>
 
 #include <algorithm>
 #include <map>
@@ -133,7 +135,9 @@ std::unique_ptr<Trace> planned_trace(const RecordedStep& step, const Simulation&
   auto trace = std::make_unique<Trace>();
   trace->enable();
   const std::vector<std::string>& texts = step.schedule.texts();
-  const auto text = [&](std::int32_t index) { return texts[static_cast<std::size_t>(index)]; };
+  const auto text = [&](std::int32_t index) -> const std::string& {
+    return texts[static_cast<std::size_t>(index)];
+  };
   std::map<std::int32_t, std::size_t> scope_at;  // by the entry that began it
   std::size_t memory = 0;
   const std::vector<Schedule::Entry>& entries = step.schedule.entries();
@@ -144,8 +148,16 @@ std::unique_ptr<Trace> planned_trace(const RecordedStep& step, const Simulation&
       scope_at[static_cast<std::int32_t>(i)] = next;
     } else if (entry.kind == Kind::scope_end) {
       const Simulation::Scope& scope = simulation.scopes[scope_at.at(entry.index)];
-      trace->complete(text(scope.name), text(scope.category), trace->track(text(scope.track)),
-                      scope.start * kMicroseconds, (scope.end - scope.start) * kMicroseconds);
+      const std::string& track = text(scope.track);
+      const auto tell = [&](const std::string& on) {
+        trace->complete(text(scope.name), text(scope.category), trace->track(on),
+                        scope.start * kMicroseconds, (scope.end - scope.start) * kMicroseconds);
+      };
+      tell(track);
+      // Note [Device times in a trace]: a GPU's streams have tracks of their own.
+      if (step.device != Device::cuda) continue;
+      if (track == "main") tell(std::string(cuda::kComputeTrack));
+      if (track == "communication stream") tell(std::string(cuda::kCommunicationTrack));
     } else if (entry.kind == Kind::memory) {
       const Simulation::Memory& change = simulation.memory[memory++];
       // What is there before the step is told before it begins.
@@ -154,6 +166,8 @@ std::unique_ptr<Trace> planned_trace(const RecordedStep& step, const Simulation&
                      time);
     }
   }
+  trace->instant(to_text(StepNote{.samples = step.batch_size}), StepNote::kCategory, 0,
+                 simulation.seconds * kMicroseconds);
   return trace;
 }
 

@@ -106,7 +106,9 @@ class Reader {
     } else if (kind == "X") {
       const double duration = number_of(event, "dur");
       if (!(duration >= 0.0)) bad(fmt::format("lasts {} microseconds", duration));
-      rank.events.push_back({intern(name), category, index_of(event, "tid"), time, duration});
+      const bool later = event.contains("args") && event["args"].contains("issued");
+      rank.events.push_back({intern(name), category, index_of(event, "tid"), time, duration,
+                             later ? number_of(event["args"], "issued") : time});
     } else {
       bad(fmt::format("is of phase '{}', which sherd does not write", kind));
     }

@@ -24,6 +24,7 @@ struct TraceFile {
     std::uint32_t name = 0, category = 0;
     std::int32_t track = 0;  // place in Rank::tracks
     double start = 0.0, duration = 0.0;
+    double issued = 0.0;  // when the host asked for it; else its start
     double end() const { return start + duration; }
   };
   struct Instant {

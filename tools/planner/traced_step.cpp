@@ -81,8 +81,8 @@ class Steps {
   void take_events() {
     for (const TraceFile::Event& event : rank_.events) {
       if (file_.text(event.category) == "checkpoint") continue;
-      TracedStep* step = last_before(event.start);
-      if (step == nullptr || !within(*step, event.start)) continue;
+      TracedStep* step = last_before(event.issued);
+      if (step == nullptr || !within(*step, event.issued)) continue;
       step->tracks[rank_.tracks[static_cast<std::size_t>(event.track)]].events.push_back(event);
     }
     for (TracedStep& step : steps_) {

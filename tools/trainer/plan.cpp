@@ -43,10 +43,12 @@ StepPlan plan_with(TrainSettings settings, const Image& image, int ranks, int ra
     context.trace().enable(false);
     recorded->events = rehearsal.engine.events();
     recorded->samples = rank_slice(settings.batch_size, rank, ranks).size;
+    recorded->batch_size = settings.batch_size;
     recorded->model_flops =
         rehearsal.model.training_flops_per_image() * static_cast<double>(settings.batch_size);
     recorded->dtype = rehearsal.engine.precision().parameters;
     recorded->threads = context.threads();
+    recorded->device = context.target();
     for (const auto& unit : rehearsal.engine.units()) {
       const FlatLayout& layout = unit->layout();
       recorded->units.push_back(

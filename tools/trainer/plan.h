@@ -71,10 +71,12 @@ struct RecordedStep {
   Schedule schedule;  // begins with what is live in each category
   std::vector<PlannedUnit> units;
   std::vector<ShardingEvent> events;
-  std::int64_t samples = 0;  // of this rank
-  double model_flops = 0.0;  // of the whole batch: forward times three, whatever is run again
-  DType dtype = DType::f32;  // that is computed in
-  int threads = 0;           // of a rank, on the cpu
+  std::int64_t samples = 0;     // of this rank
+  std::int64_t batch_size = 0;  // of all
+  double model_flops = 0.0;     // of the whole batch: forward times three, whatever is run again
+  DType dtype = DType::f32;     // that is computed in
+  int threads = 0;              // of a rank, on the cpu
+  Device device = Device::cpu;  // that it is planned for
 };
 SHERD_API std::unique_ptr<RecordedStep> record_step(const TrainSettings& settings, int ranks,
                                                     int rank = 0);
