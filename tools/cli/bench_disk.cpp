@@ -2,6 +2,7 @@
 // `sherd bench disk`: what a disk gives to scratch files, beside a plain loop.
 #include "command.h"
 #include "disk_loop.h"
+#include "stop_signal.h"
 
 #include <sherd/runtime/error.h>
 #include <sherd/runtime/io/block_file.h>
@@ -11,18 +12,12 @@
 
 #include <algorithm>
 #include <chrono>
-#include <csignal>
 #include <nlohmann/json.hpp>
 
 namespace sherd::cli {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-void request_stop(int signal) {
-  stop_signal = signal;
-  std::signal(signal, SIG_DFL);
-}
 
 struct DiskOptions {
   std::string dir;
@@ -109,7 +104,7 @@ class DiskBench {
 
  private:
   void show(const Contender& contender, int round) {
-    SHERD_CHECK(stop_signal == 0, "stopped by a signal; the file is removed");
+    SHERD_CHECK(!stop_requested(), "stopped by a signal; the file is removed");
     progress_.show(fmt::format("round {} of {}: {}", round + 1, options_.rounds, contender.name));
   }
 
@@ -202,7 +197,7 @@ int bench_disk(const DiskOptions& options) {
   SHERD_CHECK(size > 0 && size % kStep == 0,
               "--size: expected a multiple of 16MiB above 0, got '{}'", options.size);
   check_range("--rounds", options.rounds, 1, 1000);
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, request_stop);
+  watch_stop_signals();
   std::vector<Contender> contenders{{"plain loop", BlockEngine::threads, true},
                                     {"io_uring", BlockEngine::io_uring, false},
                                     {"threads", BlockEngine::threads, false}};

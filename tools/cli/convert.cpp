@@ -1,24 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.h"
+#include "stop_signal.h"
 
 #include <sherd/runtime/ledger.h>
 #include <sherd/tools/trainer/convert.h>
 
-#include <csignal>
-
 namespace sherd::cli {
 namespace {
 
-volatile std::sig_atomic_t stop_requested = 0;
-
-void request_stop(int signal) {
-  stop_requested = 1;
-  std::signal(signal, SIG_DFL);
-}
-
 int convert_command(const std::string& source, const std::string& destination,
                     const ConvertOptions& options) {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, request_stop);
+  watch_stop_signals();
   ProgressLine line;
   const ConvertResult result =
       convert_weights(source, destination, options, [&](std::uint64_t done, std::uint64_t all) {
@@ -26,7 +18,7 @@ int convert_command(const std::string& source, const std::string& destination,
                               bar(static_cast<double>(done) / static_cast<double>(all), 30),
                               format_bytes(static_cast<std::int64_t>(done)),
                               format_bytes(static_cast<std::int64_t>(all))));
-        return stop_requested == 0;
+        return !stop_requested();
       });
   line.clear();
   fmt::print("from            {}\n", result.from);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "disk_loop.h"
+#include "stop_signal.h"
 
 #include <fcntl.h>
 #include <sherd/runtime/error.h>
@@ -17,8 +18,6 @@
 #include <system_error>
 
 namespace sherd::cli {
-
-volatile std::sig_atomic_t stop_signal = 0;
 
 AlignedMemory::AlignedMemory(std::size_t bytes) : bytes_(bytes) {
   const std::size_t whole = (bytes + kHugePage - 1) / kHugePage * kHugePage;
@@ -49,7 +48,7 @@ DiskLoop::~DiskLoop() {
 
 void DiskLoop::move(bool write, std::uint64_t from, std::uint64_t bytes,
                     const AlignedMemory& memory) const {
-  for (std::uint64_t at = from; at < from + bytes && stop_signal == 0; at += kChunk) {
+  for (std::uint64_t at = from; at < from + bytes && !stop_requested(); at += kChunk) {
     std::byte* place = memory.data() + at % memory.bytes() / kChunk * kChunk;
     const auto offset = static_cast<off_t>(at);
     const ssize_t moved = write ? ::pwrite(descriptor_, place, kChunk, offset)

@@ -4,15 +4,11 @@
 
 #include <sherd/runtime/io/block_file.h>
 
-#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <string>
 
 namespace sherd::cli {
-
-// Set by a signal that is to end a measurement: on that way out the file is removed as well.
-extern volatile std::sig_atomic_t stop_signal;
 
 // What direct I/O reads and writes: huge pages, as those of the allocator are. A disk that gets a
 // request in pieces of 4 KiB can be less than half as fast.
@@ -33,7 +29,8 @@ class AlignedMemory {
 };
 
 // 1 MiB at a time, one after the other, past the page cache where `file` goes past it. Sizes and
-// offsets are multiples of that, buffers too. Stops early at a stop_signal.
+// offsets are multiples of that, buffers too. Stops early where stop_requested(), so that on that way
+// out the file is removed as well.
 class DiskLoop {
  public:
   static constexpr std::size_t kChunk = std::size_t{1} << 20;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.h"
+#include "stop_signal.h"
 
 #include <sherd/runtime/ledger.h>
 #include <sherd/tools/planner/choose.h>
@@ -13,15 +14,6 @@
 
 namespace sherd::cli {
 namespace {
-
-// Set by the first SIGINT, SIGTERM or SIGHUP: a signal handler can reach nothing but such a flag.
-// The second one of a kind ends the process at once.
-volatile std::sig_atomic_t stop_requested = 0;
-
-void request_stop(int signal) {
-  stop_requested = 1;
-  std::signal(signal, SIG_DFL);
-}
 
 // "16,412", "7.3"
 std::string speed(double images_per_second) {
@@ -83,7 +75,7 @@ class Reporter final : public TrainObserver {
     fmt::print(stderr, "sherd: warning: {}\n", message);
   }
 
-  bool should_stop() override { return stop_requested != 0; }
+  bool should_stop() override { return stop_requested(); }
 
  private:
   RunInfo info_;
@@ -92,7 +84,7 @@ class Reporter final : public TrainObserver {
 };
 
 int run_training(const TrainSettings& settings) {
-  for (const int signal : {SIGINT, SIGTERM, SIGHUP}) std::signal(signal, request_stop);
+  watch_stop_signals();
   std::signal(SIGPIPE, SIG_IGN);  // a reader that went away is no reason to lose the weights
   Reporter reporter;
   const TrainOutcome outcome = train(settings, reporter);
