@@ -12,8 +12,7 @@
 #include <sherd/runtime/io/file.h>
 #include <sherd/tools/trainer/plan.h>
 #include <sherd/tools/trainer/ranks.h>
-#include <sherd/tools/trainer/step_note.h>
-#include <sherd/tools/trainer/trace_gather.h>
+#include <sherd/tools/trainer/run_trace.h>
 
 #include <algorithm>
 #include <chrono>
@@ -333,19 +332,18 @@ void print_result(const TrainSettings& settings, const BenchOptions& options, Co
 }
 
 // Behind those that are timed.
-void trace_steps(Context& context, Rehearsal& test, std::int64_t batch) {
+void trace_steps(const RunTrace& trace, Context& context, Rehearsal& test, std::int64_t batch) {
   constexpr int kTracedSteps = 3;
-  Trace& trace = context.trace();
-  context.start_trace();
+  trace.start(context);
   for (int i = 0; i < kTracedSteps; ++i) {
     const StepResult result = test.step->run_shape(*test.inputs, batch);
-    const StepNote note{.step = result.step,
-                        .samples = result.samples,
-                        .graph = test.step->replays(),
-                        .skipped = result.skipped};
-    trace.instant(to_text(note), StepNote::kCategory, 0);
+    RunTrace::note(context, {.step = result.step,
+                             .samples = result.samples,
+                             .graph = test.step->replays(),
+                             .skipped = result.skipped});
   }
-  trace.enable(false);
+  const std::string problem = trace.write(context);
+  if (!problem.empty()) fail("{}", problem);
 }
 
 void bench_rank(const TrainSettings& settings, const BenchOptions& options, Communicator& all) {
@@ -365,14 +363,8 @@ void bench_rank(const TrainSettings& settings, const BenchOptions& options, Comm
   }
   Communicator& world = delayed ? *delayed : all;
   const bool first = world.rank() == 0;
-  ContextOptions context_settings = rank_context_options(settings, world);
-  ClockOffset clock_offset;
-  if (!settings.trace.empty()) {
-    const TraceOrigin origin = common_trace_origin(all);
-    context_settings.trace_origin = origin.time;
-    clock_offset = origin.offset;
-  }
-  Context context(context_settings);
+  const RunTrace trace(settings.trace, all);
+  Context context(trace.with_origin(rank_context_options(settings, world)));
   Rehearsal test(settings, context, world);
   if (first && !options.json) {
     fmt::print("model           {} parameters, batch {}, {}\n",
@@ -394,9 +386,7 @@ void bench_rank(const TrainSettings& settings, const BenchOptions& options, Comm
   if (first && options.json) print_json(settings, context, test, result, rate);
   if (first && !options.json) print_result(settings, options, context, test, result, rate);
   if (settings.trace.empty()) return;
-  trace_steps(context, test, settings.batch_size);
-  const std::string problem = gather_trace(context.trace(), all, clock_offset, settings.trace);
-  if (!problem.empty()) fail("{}", problem);
+  trace_steps(trace, context, test, settings.batch_size);
   if (first && !options.json) fmt::print("trace           {}\n", settings.trace);
 }
 

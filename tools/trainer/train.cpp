@@ -1,13 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/tools/trainer/train.h>
 
-#include <sherd/runtime/io/file.h>
 #include <sherd/tools/trainer/plan.h>
 #include <sherd/tools/trainer/ranks.h>
 #include <sherd/tools/trainer/run_files.h>
 #include <sherd/tools/trainer/run_log.h>
-#include <sherd/tools/trainer/step_note.h>
-#include <sherd/tools/trainer/trace_gather.h>
+#include <sherd/tools/trainer/run_trace.h>
 
 #include <algorithm>
 #include <array>
@@ -37,7 +35,8 @@ class Run {
         data_(data),
         model_(model_settings(settings, data_.train->channels(), data_.train->height(),
                               data_.train->width(), data_.train->classes())),
-        context_(options_of_context()),
+        trace_(settings_.trace, world),
+        context_(trace_.with_origin(rank_context_options(settings_, world))),
         engine_(model_, context_, world, training_precision(settings),
                 sharding_options(settings, world.size())),
         optimizer_(make_optimizer(settings)) {
@@ -60,7 +59,7 @@ class Run {
                            [&](const auto& s) { tell_saved(s); });
       }
       agree_on_errors(world_, message_of([&] { claim_files(); }));
-      if (!settings_.trace.empty()) context_.start_trace();
+      trace_.start(context_);
       agree_on_errors(world_, is_first() ? message_of([&] { start_log(); }) : std::string());
       train_epochs();
       finish();
@@ -76,15 +75,6 @@ class Run {
 
  private:
   bool is_first() const { return world_.rank() == 0; }
-
-  ContextOptions options_of_context() {
-    ContextOptions options = rank_context_options(settings_, world_);
-    if (settings_.trace.empty()) return options;
-    const TraceOrigin origin = common_trace_origin(world_);
-    options.trace_origin = origin.time;
-    clock_offset_ = origin.offset;
-    return options;
-  }
 
   // What went wrong on this rank alone, for the others to hear of.
   static std::string message_of(const std::function<void()>& work) {
@@ -299,7 +289,7 @@ class Run {
       remove_files();
       fail("{}", reason);
     }
-    write_trace_alone(reason);
+    trace_.write_alone(context_, reason);
     if (!is_first()) fail("{}", reason);
     if (log_) log_->error(step_->steps_done(), reason);
     if (engine_.holds_whole_model()) {
@@ -446,7 +436,11 @@ class Run {
       }
       now.skipped = outcome_.skipped;
       by_itself([&] { after_step(now, window); });
-      write_note(now.result);
+      RunTrace::note(context_, {.step = now.result.step,
+                                .samples = now.result.samples,
+                                .first = steps_of_this_run() == 1,
+                                .graph = step_->replays(),
+                                .skipped = now.result.skipped});
       if (steps_of_this_run() == kTracedSteps || step_->steps_done() == info_.total_steps) {
         write_trace();
       }
@@ -534,36 +528,10 @@ class Run {
 
   std::int64_t steps_of_this_run() const { return step_->steps_done() - started_at_.step.steps; }
 
-  void write_note(const StepResult& result) {
-    if (!context_.trace().enabled()) return;
-    const StepNote note{.step = result.step,
-                        .samples = result.samples,
-                        .first = steps_of_this_run() == 1,
-                        .graph = step_->replays(),
-                        .skipped = result.skipped};
-    context_.trace().instant(to_text(note), StepNote::kCategory, 0);
-  }
-
   // All ranks together. A trace that cannot be written is no reason to stop training.
   void write_trace() {
-    if (!context_.trace().enabled()) return;
-    context_.trace().enable(false);
-    const std::string problem =
-        gather_trace(context_.trace(), world_, clock_offset_, settings_.trace);
+    const std::string problem = trace_.write(context_);
     if (!problem.empty()) by_itself([&] { observer_.on_warning(problem); });
-  }
-
-  // The group has ended: each rank has its own part. The reason for that matters more than what
-  // goes wrong here, and than a file of that name.
-  void write_trace_alone(const std::string& reason) {
-    if (!context_.trace().enabled()) return;
-    context_.trace().enable(false);
-    try {
-      const std::string path = trace_part_path(settings_.trace, world_.rank());
-      if (!is_first()) create_new_file(path, "");
-      write_trace_part(context_.trace(), world_, clock_offset_, path, reason);
-    } catch (const std::exception&) {
-    }
   }
 
   static constexpr std::int64_t kTracedSteps = 10;
@@ -575,7 +543,7 @@ class Run {
   Communicator& world_;
   DataSource data_;
   VisionTransformer model_;
-  ClockOffset clock_offset_;  // with --trace
+  RunTrace trace_;
   Context context_;
   ShardingEngine engine_;
   std::unique_ptr<Optimizer> optimizer_;
