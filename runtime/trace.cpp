@@ -163,7 +163,8 @@ std::vector<Trace::Span> Trace::spans_of_streams() const {
 }
 
 void Trace::write_json(const std::function<void(std::string_view)>& sink) const {
-  // Copies, so that other threads are not held up while the text is written.
+  // Copies, so that other threads are held up while streams are waited for, but not while the text
+  // is written.
   std::unique_lock lock(mutex_);
   const auto events = events_;
   const auto texts = texts_;

@@ -13,7 +13,8 @@
 //
 // Disabled, which is how it starts, a call costs one load of an atomic flag. Safe to use from
 // several threads at once. Memory is bounded: from max_events on, events are dropped, counted, and
-// the file says so in otherData.dropped_events. Repeated names are stored once.
+// the file says so in otherData.dropped_events. Repeated names are stored once. With times of
+// streams each scope there also holds two events of the device, which writing waits for.
 #pragma once
 
 #include <sherd/runtime/api.h>

@@ -129,6 +129,11 @@ TEST_CASE("cli: plan --auto ranks what fits, and keeps what is given") {
           choices["ranked"][i]["seconds"].get<double>());
   }
   CHECK(choices["ranked"][0]["seconds"] == json::parse(machine.out)["step"]["seconds"]);
+  // A 256th of the batch, once nothing larger fits.
+  const Output small = sherd_run("plan --auto --memory-limit 60MiB --system dgx-a100" + kSmall +
+                                 "--patch 4 --batch-size 16384 --device cuda");
+  REQUIRE_MESSAGE(small.status == 0, small.text);
+  CHECK_MESSAGE(says(small, "--micro-batch 64 "), small.text);
   const Output none = sherd_run(
       "plan --auto --preset vit_huge_patch14_224 --ranks 1 --batch-size 512 --precision bf16 "
       "--system dgx-h100 --memory-limit 100MiB");
@@ -205,6 +210,9 @@ TEST_CASE("cli: a calibrated machine: times, choice, and a trace beside the plan
     REQUIRE_MESSAGE(output.status == 0, output.text);
     CHECK(json::parse(output.out)["step"]["seconds"].get<double>() > 0.0);
   }
+  const Output many = sherd_run("plan --system " + system + kSmall + "--ranks 512");
+  CHECK(many.status == 1);
+  CHECK_MESSAGE(says(many, "512 ranks, and it is one machine of"), many.text);
   const Output lacking = sherd_run("plan --system " + system + kSmall + "--precision fp64");
   CHECK(lacking.status == 1);
   CHECK(says(lacking, "was measured; make the file again with that type"));

@@ -44,7 +44,7 @@ System sockets() {
 }
 
 double bus(const System& system, const RankGroup& group, int world = 0) {
-  return bus_bandwidth(place_of(group, system), system, world) / kGiga;
+  return bus_bandwidth(place_of(group, system, world), system) / kGiga;
 }
 
 }  // namespace
@@ -53,16 +53,15 @@ TEST_CASE("collective cost: where the ranks of a group are") {
   const System s = sockets();
   const auto place = [&](const RankGroup& group) {
     const GroupPlace p = place_of(group, s);
-    return std::vector<int>{p.nodes, p.fewest_in_node, p.domains, p.fewest_in_domain,
-                            p.most_in_domain};
+    return std::vector<int>{p.nodes, p.domains, p.most_in_domain};
   };
-  CHECK(place({0, 3, 1}) == std::vector<int>{1, 3, 1, 3, 3});
-  CHECK(place({0, 6, 1}) == std::vector<int>{1, 6, 2, 3, 3});
-  CHECK(place({2, 2, 1}) == std::vector<int>{1, 2, 2, 1, 1});
-  CHECK(place({0, 8, 1}) == std::vector<int>{2, 2, 3, 2, 3});
-  CHECK(place({1, 4, 6}) == std::vector<int>{4, 1, 4, 1, 1});
-  CHECK(place({0, 4, 3}) == std::vector<int>{2, 2, 4, 1, 1});
-  CHECK(place({5, 1, 1}) == std::vector<int>{1, 1, 1, 1, 1});
+  CHECK(place({0, 3, 1}) == std::vector<int>{1, 1, 3});
+  CHECK(place({0, 6, 1}) == std::vector<int>{1, 2, 3});
+  CHECK(place({2, 2, 1}) == std::vector<int>{1, 2, 1});
+  CHECK(place({0, 8, 1}) == std::vector<int>{2, 3, 3});
+  CHECK(place({1, 4, 6}) == std::vector<int>{4, 4, 1});
+  CHECK(place({0, 4, 3}) == std::vector<int>{2, 4, 1});
+  CHECK(place({5, 1, 1}) == std::vector<int>{1, 1, 1});
   CHECK_THROWS_WITH_AS(place_of({0, 0, 1}, s), doctest::Contains("size 0"), Error);
 }
 
@@ -99,6 +98,11 @@ TEST_CASE("collective cost: the bandwidth of a group's ring is that of its narro
   CHECK(bus(few, {0, 2, 2}) == near(6));
   CHECK(bus(sockets(), {0, 2, 3}, 4) == near(32.0 / 3));
   CHECK(bus(sockets(), {0, 6, 1}, 6) == near(32));
+  // A rank that is alone in the last node or on the last socket has its link for itself.
+  CHECK(bus(sockets(), {0, 7, 1}, 7) == near(12));
+  CHECK(bus(sockets(), {0, 4, 1}, 4) == near(32));
+  CHECK(bus(sockets(), {0, 2, 6}, 8) == near(12.0 / 6));  // of six in the first node
+  CHECK(bus(sockets(), {1, 2, 6}, 8) == near(12.0 / 6));
 }
 
 TEST_CASE("collective cost: one rank waits for nobody") {

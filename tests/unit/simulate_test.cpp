@@ -3,6 +3,7 @@
 #include <sherd/tools/planner/simulate.h>
 
 #include <doctest/doctest.h>
+#include <sherd/comm/communicator.h>
 #include <sherd/runtime/context.h>
 #include <sherd/runtime/error.h>
 
@@ -75,6 +76,36 @@ TEST_CASE("simulate: a stream waits for what it needs of another") {
     CHECK(result.works[1].end == doctest::Approx(5.0));
     CHECK(result.seconds == doctest::Approx(7.0));
   }
+}
+
+TEST_CASE("simulate: who waits for a stream waits for what that waits for") {
+  for (const bool cpu : {true, false}) {
+    TwoStreams streams;
+    const int third = streams.schedule.add_stream("third");
+    streams.send_for(5);
+    streams.schedule.wait(third, streams.other, streams.schedule.position());
+    streams.schedule.wait(streams.compute, third, streams.schedule.position());
+    streams.compute_for(1);
+    const Simulation result = simulate(streams.schedule, rules(cpu));
+    CHECK(result.works[1].start == doctest::Approx(5.0));
+    CHECK(result.seconds == doctest::Approx(6.0));
+    if (!cpu) CHECK(result.exposed == doctest::Approx(5.0));
+  }
+}
+
+TEST_CASE("simulate: ranks of GPUs meet in their hosts") {
+  TwoStreams streams;
+  streams.schedule.enter(streams.other);
+  streams.schedule.add(
+      {.kind = Work::Kind::collective, .name = name_of(Collective::barrier), .bytes = 2});
+  streams.schedule.leave();
+  streams.compute_for(3);
+  streams.wait_for_other();
+  streams.compute_for(1);
+  const Simulation result = simulate(streams.schedule, rules(false));
+  CHECK(result.works[1].start == doctest::Approx(2.0));  // when the host could ask for it
+  CHECK(result.seconds == doctest::Approx(6.0));
+  CHECK(result.exposed == 0.0);
 }
 
 TEST_CASE("simulate: a wait is for what was asked for before it, not after") {

@@ -160,7 +160,7 @@ int plan(TrainSettings settings, const PlanOptions& options,
               : simulate(step->schedule, {.seconds = [](const Work&) { return 1.0; }});
     create_new_file(options.timeline,
                     memory_timeline(*step, times ? times->simulation : untimed, times.has_value(),
-                                    memory_limit_of(settings, on)));
+                                    memory_limit_of(settings, on, ranks)));
     if (!options.json) fmt::print("timeline        {}\n", options.timeline);
   }
   if (options.trace.empty()) return 0;

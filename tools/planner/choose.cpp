@@ -28,7 +28,7 @@ class Chooser {
       settings_.recompute = "none";
       std::erase(fixed_, kRecompute);
     }
-    choices_.limit_bytes = memory_limit_of(settings, &system);
+    choices_.limit_bytes = memory_limit_of(settings, &system, ranks);
   }
 
   Choices run() {
@@ -60,33 +60,41 @@ class Chooser {
 
   // For each micro-batch the least that fits: recomputation and offloading only ever cost time.
   void try_policy(const Assignments& policy) {
-    Choice smallest;
+    constexpr int kHalvings = 6;  // more only where nothing fits
+    std::int64_t samples = rank_slice(settings_.batch_size, 0, ranks_).size;
+    Assignments micro;
+    Choice smallest, before;
     bool any = false;
-    for (const Assignments& micro : micro_batches()) {
-      for (const Assignments& saving : savings()) {
-        Choice choice = evaluate(joined(policy, joined(micro, saving)));
-        if (choice.peak_bytes == 0) continue;  // cannot be combined
-        if (choice.fits) {
-          choices_.ranked.push_back(std::move(choice));
-          any = true;
-          break;
-        }
-        if (smallest.peak_bytes == 0 || choice.peak_bytes < smallest.peak_bytes)
-          smallest = std::move(choice);
-      }
+    for (int halvings = 0;; ++halvings) {
+      before = smallest;
+      any |= try_micro_batch(joined(policy, micro), smallest);
+      const bool goes_on = halvings < kHalvings || (!any && may_fit(before, smallest));
+      if (!is_free(kMicroBatch) || samples <= 1 || !goes_on) break;
+      samples = (samples + 1) / 2;
+      micro = {{kMicroBatch, fmt::format("{}", samples)}};
     }
     if (!any && smallest.peak_bytes > 0) choices_.too_large.push_back(std::move(smallest));
   }
 
-  std::vector<Assignments> micro_batches() const {
-    std::vector<Assignments> all{{}};
-    if (!is_free(kMicroBatch)) return all;
-    std::int64_t samples = rank_slice(settings_.batch_size, 0, ranks_).size;
-    for (int i = 0; i < 6 && samples > 1; ++i) {
-      samples = (samples + 1) / 2;
-      all.push_back({{kMicroBatch, fmt::format("{}", samples)}});
+  // Whether something fits.
+  bool try_micro_batch(const Assignments& base, Choice& smallest) {
+    for (const Assignments& saving : savings()) {
+      Choice choice = evaluate(joined(base, saving));
+      if (choice.peak_bytes == 0) continue;  // cannot be combined
+      if (choice.fits) {
+        choices_.ranked.push_back(std::move(choice));
+        return true;
+      }
+      if (smallest.peak_bytes == 0 || choice.peak_bytes < smallest.peak_bytes)
+        smallest = std::move(choice);
     }
-    return all;
+    return false;
+  }
+
+  // The smallest of all micro-batches, and of all but the last one, which halved it. What halving
+  // saved it may save once more in all, however often.
+  bool may_fit(const Choice& before, const Choice& now) const {
+    return 2 * now.peak_bytes - before.peak_bytes <= choices_.limit_bytes;
   }
 
   // From the cheapest.

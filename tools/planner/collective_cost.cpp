@@ -21,7 +21,7 @@ constexpr double kChannels = 16;  // where NCCL asks whether there is work for e
 
 // Of NCCL's tuning source, in microseconds, by protocol (and wire).
 using PerProtocol = std::array<double, 3>;
-constexpr PerProtocol kRingBase{6.6, 14.0, 8.4}, kTreeBase{6.8, 14.0, 0.0};
+constexpr PerProtocol kRingBase{6.6, 14.0, 8.4}, kTreeBase{6.8, 14.0, 8.4};
 constexpr std::array<PerProtocol, 3> kRingLatency{
     {{0.6, 1.9, 3.4}, {1.0, 2.5, 5.7}, {2.7, 4.0, 14.0}}};
 constexpr std::array<PerProtocol, 3> kTreeLatency{
@@ -150,12 +150,11 @@ double sharing(int world, int devices) {
   return world > 0 ? std::min(world, devices) : devices;
 }
 
-// Of one rank, when all of its node send.
-double network_share(const System& system, int world) {
-  const NetworkLink& network = *system.network;
-  const int near = system.near_devices();
-  const double adapters = static_cast<double>(network.adapters) * near / system.devices_per_node;
-  return network.bytes_per_second * std::min(1.0, adapters / sharing(world, near));
+// What one rank has of the adapters of its node, of which `ranks` send.
+double share_of_adapters(const System& system, double ranks) {
+  const double adapters = static_cast<double>(system.network->adapters) * system.near_devices() /
+                          system.devices_per_node;
+  return std::min(1.0, adapters / ranks);
 }
 
 // Messages from each rank to all others, in its domain, in its node and beyond at the same time.
@@ -177,7 +176,9 @@ CollectiveCost messages(const Job& job, int world) {
     seconds = std::max(seconds, (in_node - in_domain) * piece / share);
   }
   if (ranks > in_node) {
-    seconds = std::max(seconds, (ranks - in_node) * piece / network_share(system, world));
+    const double share = system.network->bytes_per_second *
+                         share_of_adapters(system, sharing(world, system.near_devices()));
+    seconds = std::max(seconds, (ranks - in_node) * piece / share);
   }
   double latency = 0;
   if (system.cuda) {
@@ -208,33 +209,43 @@ void check_links(const RankGroup& group, const GroupPlace& place, const System& 
 
 }  // namespace
 
-GroupPlace place_of(const RankGroup& group, const System& system) {
+GroupPlace place_of(const RankGroup& group, const System& system, int world) {
   SHERD_CHECK(group.first >= 0 && group.size >= 1 && group.stride >= 1,
               "a group of ranks: first {}, size {}, stride {}: expected at least 0, 1, 1",
               group.first, group.size, group.stride);
-  // Ranks come in ascending order, so those of one place follow each other.
-  const auto count = [&](int devices, int& places, int& fewest, int* most) {
-    places = 0;
-    fewest = std::numeric_limits<int>::max();
+  // Ranks come in ascending order, so those of one place follow each other. `take` gets how many
+  // of the group are in a place, and how many of the world.
+  const auto for_each_place = [&](int devices, const auto& take) {
     for (int i = 0; i < group.size;) {
       const std::int64_t place = (group.first + std::int64_t{i} * group.stride) / devices;
       const std::int64_t beyond = (place + 1) * devices - group.first;
       const auto next = static_cast<int>(
           std::min<std::int64_t>(group.size, (beyond + group.stride - 1) / group.stride));
-      ++places;
-      fewest = std::min(fewest, next - i);
-      if (most != nullptr) *most = std::max(*most, next - i);
+      const std::int64_t others =
+          world > 0 ? std::min<std::int64_t>(devices, world - place * devices) : devices;
+      take(next - i, static_cast<double>(std::max<std::int64_t>(next - i, others)));
       i = next;
     }
   };
   GroupPlace place;
   place.ranks = group.size;
-  count(system.near_devices(), place.nodes, place.fewest_in_node, nullptr);
-  count(system.domain_devices(), place.domains, place.fewest_in_domain, &place.most_in_domain);
+  place.nodes = place.domains = 0;
+  const int near = system.near_devices();
+  double adapters = std::numeric_limits<double>::infinity();
+  for_each_place(near, [&](int ranks, double all) {
+    ++place.nodes;
+    if (system.network) adapters = std::min(adapters, ranks * share_of_adapters(system, all));
+  });
+  if (system.network) place.adapters = adapters;
+  for_each_place(system.domain_devices(), [&](int ranks, double all) {
+    ++place.domains;
+    place.most_in_domain = std::max(place.most_in_domain, ranks);
+    place.link_share = std::min(place.link_share, ranks / all);
+  });
   return place;
 }
 
-double bus_bandwidth(const GroupPlace& place, const System& system, int world) {
+double bus_bandwidth(const GroupPlace& place, const System& system) {
   double bus = std::numeric_limits<double>::infinity();
   if (place.most_in_domain > 1) {
     const FastLink& link = *system.fast_link;
@@ -242,21 +253,20 @@ double bus_bandwidth(const GroupPlace& place, const System& system, int world) {
     bus = std::min(bus, link.bytes_per_second * peers);
   }
   if (place.domains > place.nodes) {
-    bus = std::min(bus, system.node_link->bytes_per_second * place.fewest_in_domain /
-                            sharing(world, system.domain_devices()));
+    bus = std::min(bus, system.node_link->bytes_per_second * place.link_share);
   }
-  if (place.nodes > 1) bus = std::min(bus, network_share(system, world) * place.fewest_in_node);
+  if (place.nodes > 1) bus = std::min(bus, system.network->bytes_per_second * place.adapters);
   return bus;
 }
 
 CollectiveCost collective_cost(Collective collective, std::int64_t bytes, const RankGroup& group,
                                const System& system, int world) {
   SHERD_CHECK(bytes >= 0, "{}: {} bytes: expected at least 0", name_of(collective), bytes);
-  const GroupPlace place = place_of(group, system);
+  const GroupPlace place = place_of(group, system, world);
   if (place.ranks == 1) return {};
   check_links(group, place, system);
   Job job{collective, static_cast<double>(bytes), place, system,
-          bus_bandwidth(place, system, world)};
+          bus_bandwidth(place, system)};
   if (collective == Collective::barrier) {  // an all-reduce of one word
     job.collective = Collective::all_reduce;
     job.bytes = 4;

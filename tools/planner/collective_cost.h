@@ -24,7 +24,7 @@
 // B is the least of the links that the ring takes. A rank has its fair share of a link that several
 // use, because all ranks of a step communicate at once: r ranks of a group in a node send r/R of
 // what leaves the node, where R ranks are in it. So a group with one rank in each node has one
-// share of the adapters, whatever its sibling groups do.
+// share of the adapters, whatever its sibling groups do. One rank sends by one adapter at most.
 //
 // An all-to-all, which NCCL makes of messages, sends to the ranks of the domain, the rest of the
 // node and the rest of the world by a rank's own share of each link, at the same time. On device
@@ -43,13 +43,16 @@ namespace sherd {
 // Where the ranks of a group are: rank r of the world is device r of the row of all nodes.
 struct GroupPlace {
   int ranks = 1;
-  int nodes = 1;           // that the network joins: nodes, or NVLink domains that are larger
-  int fewest_in_node = 1;  // ranks of the group in the node that has fewest
-  int domains = 1;         // NVLink domains, or devices where there is none
-  int fewest_in_domain = 1;
+  int nodes = 1;    // that the network joins: nodes, or NVLink domains that are larger
+  int domains = 1;  // NVLink domains, or devices where there is none
   int most_in_domain = 1;
+  // What the group has of the node's adapters, and of the link that leaves a domain, where it has
+  // least of them.
+  double adapters = 0;  // 0: there is no network
+  double link_share = 1;
 };
-SHERD_API GroupPlace place_of(const RankGroup& group, const System& system);
+// world: the ranks that share the links, from rank 0 on; 0: so many that all devices have one.
+SHERD_API GroupPlace place_of(const RankGroup& group, const System& system, int world = 0);
 
 // How a collective is done, for reports and tests.
 struct CollectiveCost {
@@ -59,14 +62,13 @@ struct CollectiveCost {
   std::string_view protocol;   // "LL", "LL128", "Simple"; empty on device cpu
 };
 
-// `bytes` is the whole buffer, as in Work. world: the ranks that share the links, from rank 0 on;
-// 0: so many that all devices have one. Throws where the group needs a link that the system does
-// not have.
+// `bytes` is the whole buffer, as in Work; world as above. Throws where the group needs a link that
+// the system does not have.
 SHERD_API CollectiveCost collective_cost(Collective collective, std::int64_t bytes,
                                          const RankGroup& group, const System& system,
                                          int world = 0);
 
 // Bytes per second that one place of the group's ring sends. 2 ranks or more.
-SHERD_API double bus_bandwidth(const GroupPlace& place, const System& system, int world = 0);
+SHERD_API double bus_bandwidth(const GroupPlace& place, const System& system);
 
 }  // namespace sherd

@@ -68,10 +68,10 @@ std::string place_of(const TraceFile& file, const TracedStep& step, const std::s
   const auto found = std::ranges::find_if(step.counters, [&](const auto& counter) {
     return in_pool(file.text(counter.name), pool) && position-- == 0;
   });
-  const TracedTrack& main = step.tracks.at("main");
-  if (found == step.counters.end()) return {};
+  const auto main = step.tracks.find("main");
+  if (found == step.counters.end() || main == step.tracks.end()) return {};
   const TraceFile::Event* inner = nullptr;  // those inside come first
-  for (const TraceFile::Event& event : main.events) {
+  for (const TraceFile::Event& event : main->second.events) {
     const bool around = event.start <= found->time && found->time <= event.end();
     if (around && (inner == nullptr || event.start > inner->start)) inner = &event;
   }

@@ -28,6 +28,7 @@ CostModel::CostModel(const System& system, int ranks)
   const double left =
       static_cast<double>(beside_collective_.multiprocessors) / system.multiprocessors;
   for (auto& [dtype, products] : beside_collective_.products) {
+    products.tile_rate = tile_rate(system, products);
     products.peak *= left;
     products.measured *= left;
   }

@@ -193,11 +193,19 @@ class Page {
     if (ranks_ == 1) {
       text += "There is one rank: nothing is summed.";
     } else if (!policy_.shard_optimizer) {
+      const bool rounds = precision_.reduce != precision_.master;
+      const auto sends = [&](DType dtype) {
+        return format_bytes(unit_.padded * size(dtype) * (ranks_ - 1) / ranks_);
+      };
       text += fmt::format(
           "When the last gradient of a unit is there, its {} {} and summed over the {} ranks, all "
-          "of which keep the sum (an all-reduce: each sends twice {}).",
+          "of which keep the sum ({}).",
           format_bytes(static_cast<std::int64_t>(sent)), rounding(), ranks_,
-          format_bytes(static_cast<std::int64_t>(sent * (ranks_ - 1) / ranks_)));
+          rounds ? fmt::format("a reduce-scatter and an all-gather of the sums in {}: each sends {} "
+                               "and {}",
+                               name_of(precision_.master), sends(precision_.reduce),
+                               sends(precision_.master))
+                 : fmt::format("an all-reduce: each sends twice {}", sends(precision_.reduce)));
     } else if (!policy_.shard_gradients) {
       text +=
           "Gradients stay whole until backward is done; then each unit's are summed, and each "
@@ -211,9 +219,22 @@ class Page {
           format_bytes(static_cast<std::int64_t>(sent * (shards_ - 1) / shards_)),
           format_bytes(unit_.shard * size(precision_.master)), name_of(precision_.master));
     }
-    say(text +
-        " Sums are taken in one fixed tree over the ranks, so every policy has the same "
-        "bits.");
+    if (const int replicas = ranks_ / shards_; policy_.shard_optimizer && replicas > 1) {
+      const std::int64_t bytes = unit_.shard * size(precision_.master);
+      text += fmt::format(
+          " That is among the {} ranks that share a copy of the model; the {} that keep the same "
+          "shard in the {} copies then sum theirs (an all-reduce in {}: each sends twice {}).",
+          shards_, replicas, replicas, name_of(precision_.master),
+          format_bytes(bytes * (replicas - 1) / replicas));
+    }
+    if (ranks_ > 1) {
+      text += step_.device == Device::cuda && !options_.exact_sums
+                  ? " Sums are taken in NCCL's order; --exact-sums takes them in one fixed tree, "
+                    "with the same bits under every policy."
+                  : " Sums are taken in one fixed tree over the ranks, so every policy has the same "
+                    "bits.";
+    }
+    say(text);
     text_ += listing(Event::backward, 10) + "    ...\n\n";
   }
 
@@ -312,8 +333,9 @@ class Page {
     for (const char* recompute : {"none", "selective", "block"}) {
       if (settings_.recompute != recompute) changes.push_back({{"memory.recompute", recompute}});
     }
-    if (step_.samples > 1)
-      changes.push_back({{"run.micro_batch", fmt::format("{}", (step_.samples + 1) / 2)}});
+    const std::int64_t micro =
+        settings_.micro_batch > 0 ? std::min(settings_.micro_batch, step_.samples) : step_.samples;
+    if (micro > 1) changes.push_back({{"run.micro_batch", fmt::format("{}", (micro + 1) / 2)}});
     if (settings_.offload_optimizer == "none")
       changes.push_back({{"memory.offload_optimizer", "cpu"}});
     if (dtype_from_name(settings_.precision) == DType::f32)
@@ -329,17 +351,21 @@ class Page {
 
   void alternative(const Assignments& change) {
     TrainSettings changed = settings_;
+    std::string what = changes_text(change);
     try {
       for (const auto& [key, value] : change) assign(changed, key, value, key);
       check_used(changed, change);
-      if (change[0].first == "sharding.shard") changed.mesh.clear();
+      if (change[0].first == "sharding.shard" && !changed.mesh.empty()) {
+        changed.mesh.clear();
+        what += " without --mesh";
+      }
       sharding_options(changed, ranks_);
       const auto step = record_step(changed, ranks_);
       const double seconds =
           times_ != nullptr ? time_step(*step, changed, *system_, ranks_).seconds : 0.0;
-      row(changes_text(change), step->plan, seconds);
+      row(what, step->plan, seconds);
     } catch (const Error&) {
-      row(changes_text(change) + " (not with the rest)", {}, 0.0);
+      row(what + " (not with the rest)", {}, 0.0);
     }
   }
 

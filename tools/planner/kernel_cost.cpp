@@ -46,8 +46,15 @@ double fastest(const System& system, const ProductRates& products, std::int64_t 
   return least;
 }
 
-// Of one multiprocessor inside a tile, FLOP/s.
+// How many ranks share what a node has once.
+int ranks_in_node(const System& system, int world) {
+  return world > 0 ? std::min(world, system.devices_per_node) : system.devices_per_node;
+}
+
+}  // namespace
+
 double tile_rate(const System& system, const ProductRates& products) {
+  if (products.tile_rate > 0.0) return products.tile_rate;
   const std::int64_t m = products.measured_m, n = products.measured_n, k = products.measured_k;
   const double seconds = 2.0 * static_cast<double>(m) * static_cast<double>(n) *
                          static_cast<double>(k) / products.measured;
@@ -55,13 +62,6 @@ double tile_rate(const System& system, const ProductRates& products) {
       fastest(system, products, m, n, k, [](double flops, double) { return flops; }) / seconds;
   return std::min(rate, products.peak / system.multiprocessors);
 }
-
-// How many ranks share what a node has once.
-int ranks_in_node(const System& system, int world) {
-  return world > 0 ? std::min(world, system.devices_per_node) : system.devices_per_node;
-}
-
-}  // namespace
 
 double product_seconds(const System& system, DType dtype, std::int64_t m, std::int64_t n,
                        std::int64_t k, std::int64_t bytes) {

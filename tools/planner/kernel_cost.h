@@ -27,6 +27,9 @@
 
 namespace sherd {
 
+// FLOP/s of one multiprocessor inside a tile, as the measured product says.
+SHERD_API double tile_rate(const System& system, const ProductRates& products);
+
 // 2 m n k FLOPs. `bytes` as in Work: the operands and the result, read and written.
 SHERD_API double product_seconds(const System& system, DType dtype, std::int64_t m, std::int64_t n,
                                  std::int64_t k, std::int64_t bytes);

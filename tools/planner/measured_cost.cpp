@@ -34,13 +34,32 @@ T field(const Json& object, const char* name, const std::string& file) {
     return object.at(name).get<T>();
   } catch (const Json::exception&) {
     fail(
-        "{}: \"measured\": expected \"{}\" in every table and point; make the file again: "
-        "sherd bench calibrate",
+        "{}: \"measured\": \"{}\" is missing, or of another type than sherd writes; make the file "
+        "again: sherd bench calibrate",
         file, name);
   }
 }
 
+// What is left out where it is nothing.
+template <typename T>
+T optional_field(const Json& object, const char* name, const std::string& file) {
+  return object.contains(name) ? field<T>(object, name, file) : T{};
+}
+
+void check_keys(const Json& object, std::initializer_list<std::string_view> known,
+                const std::string& file) {
+  for (const auto& [key, value] : object.items()) {
+    SHERD_CHECK(std::ranges::find(known, key) != known.end(),
+                "{}: \"measured\": the key '{}' is not known, expected {}", file, key,
+                fmt::join(known, ", "));
+  }
+}
+
 MeasuredCosts::Point read_point(const Json& object, const std::string& file) {
+  check_keys(object,
+             {"kind", "name", "dtype", "bytes", "flops", "m", "n", "k", "transposed_a",
+              "transposed_b", "seconds"},
+             file);
   MeasuredCosts::Point point;
   const auto kind = field<std::string>(object, "kind", file);
   const auto found =
@@ -48,14 +67,19 @@ MeasuredCosts::Point read_point(const Json& object, const std::string& file) {
   SHERD_CHECK(found != std::end(kKinds), "{}: \"measured\": no kind of work is '{}'", file, kind);
   point.work.kind = found->first;
   point.name = field<std::string>(object, "name", file);
-  point.work.dtype = dtype_from_name(field<std::string>(object, "dtype", file));
+  const auto dtype = field<std::string>(object, "dtype", file);
+  try {
+    point.work.dtype = dtype_from_name(dtype);
+  } catch (const Error& error) {
+    fail("{}: \"measured\": \"dtype\": {}", file, error.what());
+  }
   point.work.bytes = field<std::int64_t>(object, "bytes", file);
-  point.work.flops = object.value("flops", std::int64_t{0});
-  point.work.m = object.value("m", std::int64_t{0});
-  point.work.n = object.value("n", std::int64_t{0});
-  point.work.k = object.value("k", std::int64_t{0});
-  point.work.transposed_a = object.value("transposed_a", false);
-  point.work.transposed_b = object.value("transposed_b", false);
+  point.work.flops = optional_field<std::int64_t>(object, "flops", file);
+  point.work.m = optional_field<std::int64_t>(object, "m", file);
+  point.work.n = optional_field<std::int64_t>(object, "n", file);
+  point.work.k = optional_field<std::int64_t>(object, "k", file);
+  point.work.transposed_a = optional_field<bool>(object, "transposed_a", file);
+  point.work.transposed_b = optional_field<bool>(object, "transposed_b", file);
   point.seconds = field<double>(object, "seconds", file);
   SHERD_CHECK(point.work.bytes >= 0 && point.work.flops >= 0 && point.seconds > 0.0 &&
                   std::isfinite(point.seconds),
@@ -93,12 +117,14 @@ MeasuredCosts::Sample MeasuredCosts::sample_of(const Work& work) {
 
 MeasuredCosts::MeasuredCosts(const Json& measured, int threads, int ranks, const std::string& file)
     : file_(file) {
+  check_keys(measured, {"cores", "tables"}, file);
   cores_ = field<int>(measured, "cores", file);
   SHERD_CHECK(cores_ > 0, "{}: \"measured\": {} cores", file, cores_);
   const Json* best = nullptr;
   double nearest = std::numeric_limits<double>::infinity();
   const auto all = field<Json>(measured, "tables", file);
   for (const Json& table : all) {
+    check_keys(table, {"threads", "ranks", "points"}, file);
     const int t = field<int>(table, "threads", file), r = field<int>(table, "ranks", file);
     SHERD_CHECK(t > 0 && r > 0, "{}: \"measured\": a table of {} threads and {} ranks", file, t, r);
     // Threads change kernels more than neighbours do.

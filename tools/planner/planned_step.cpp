@@ -23,6 +23,10 @@ SimulationRules rules_of_measured(const RecordedStep& step, const System& system
   const auto measured =
       std::make_shared<MeasuredCosts>(*system.measured, step.threads, ranks, system.path);
   const auto described = std::make_shared<CostModel>(system, ranks);
+  SHERD_CHECK(system.cuda || system.network || ranks <= system.near_devices(),
+              "system {}: {} ranks, and it is one machine of {} cores; plan for fewer ranks, or for "
+              "another system",
+              system.name, ranks, system.near_devices());
   SimulationRules rules;
   const bool on_cuda = system.cuda;
   rules.seconds = [measured, described, on_cuda](const Work& work) {
@@ -69,10 +73,10 @@ Resource resource_of(const Work& work) {
   return Resource::host;
 }
 
-std::int64_t memory_limit_of(const TrainSettings& settings, const System* system) {
+std::int64_t memory_limit_of(const TrainSettings& settings, const System* system, int ranks) {
   const std::size_t limit = parse_bytes(settings.memory_limit, "--memory-limit");
   if (limit > 0) return static_cast<std::int64_t>(limit);
-  return system != nullptr ? system->memory_bytes : 0;
+  return system != nullptr ? system->memory_bytes / system->ranks_of_device(ranks) : 0;
 }
 
 SimulationRules rules_for(const RecordedStep& step, const System& system, int ranks) {
@@ -108,7 +112,8 @@ StepTimes time_step(const RecordedStep& step, const TrainSettings& settings, con
       rules.launch_seconds * static_cast<double>(times.simulation.works.size());
   const auto rates = system.products.find(step.dtype);
   if (rates != system.products.end()) {
-    times.mfu = step.model_flops / (times.seconds * ranks * rates->second.peak);
+    const double devices = static_cast<double>(ranks) / system.ranks_of_device(ranks);
+    times.mfu = step.model_flops / (times.seconds * devices * rates->second.peak);
   }
   for (std::size_t i = 0; i < kResources; ++i) {
     const auto resource = static_cast<Resource>(i);
@@ -132,7 +137,8 @@ StepTimes time_step(const RecordedStep& step, const TrainSettings& settings, con
 std::unique_ptr<Trace> planned_trace(const RecordedStep& step, const Simulation& simulation) {
   using Kind = Schedule::Kind;
   constexpr double kMicroseconds = 1e6;
-  auto trace = std::make_unique<Trace>();
+  // Of a GPU's scopes two events each: nothing may be dropped.
+  auto trace = std::make_unique<Trace>(0, 2 * step.schedule.entries().size() + 1);
   trace->enable();
   const std::vector<std::string>& texts = step.schedule.texts();
   const auto text = [&](std::int32_t index) -> const std::string& {

@@ -2,8 +2,8 @@
 // A step that was recorded on meta, placed in time over a system.
 //
 //   const auto step = record_step(settings, ranks);              // tools/trainer/plan.h
-//   const StepTimes times = time_step(*step, system, ranks);
-//   write_trace(*planned_trace(*step, times), "plan.json");
+//   const StepTimes times = time_step(*step, settings, system, ranks);
+//   write_trace(*planned_trace(*step, times.simulation), "plan.json");
 #pragma once
 
 #include <sherd/tools/planner/simulate.h>
@@ -40,8 +40,10 @@ SHERD_API StepTimes time_step(const RecordedStep& step, const TrainSettings& set
 // How long a piece of work takes there, and how streams go together.
 SHERD_API SimulationRules rules_for(const RecordedStep& step, const System& system, int ranks);
 
-// What a device may hold: --memory-limit, else what the system has; 0 where neither is known.
-SHERD_API std::int64_t memory_limit_of(const TrainSettings& settings, const System* system);
+// What a rank's device may hold: --memory-limit, else what the system has; 0 where neither is
+// known.
+SHERD_API std::int64_t memory_limit_of(const TrainSettings& settings, const System* system,
+                                       int ranks);
 
 // The trace of the step that a run would write: the same scopes on the same tracks, and the memory.
 SHERD_API std::unique_ptr<Trace> planned_trace(const RecordedStep& step,

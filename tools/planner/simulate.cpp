@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include <sherd/tools/planner/simulate.h>
 
+#include <sherd/comm/communicator.h>
 #include <sherd/runtime/error.h>
 
 #include <algorithm>
@@ -17,6 +18,7 @@ class Simulator {
   Simulator(const Schedule& schedule, const SimulationRules& rules)
       : schedule_(schedule), rules_(rules), streams_(schedule.streams().size()) {
     placed_.assign(schedule.entries().size(), -1);
+    done_.assign(schedule.entries().size(), {});
     scope_of_.assign(schedule.entries().size(), -1);
   }
 
@@ -32,6 +34,12 @@ class Simulator {
   }
 
  private:
+  // Of a GPU's stream: when it has done what it was given so far, and the work that took so long,
+  // which may be another's that it waited for.
+  struct Done {
+    double time = 0.0;
+    std::int32_t work = -1;  // of result_.works
+  };
   // Where a CPU's other streams have work, it is waiting or going on while the host computes.
   struct Item {
     std::size_t entry;
@@ -43,6 +51,7 @@ class Simulator {
   struct StreamState {
     double ready = 0.0;  // when all that it was given and that is not in the queue is done
     std::deque<Item> queue;
+    Done done;
   };
 
   bool is_in_place(int stream) const { return rules_.host_computes && stream == 0; }
@@ -91,6 +100,13 @@ class Simulator {
       placed.start = host_;
       placed.end = host_ += seconds;
       state(entry.stream).ready = host_;
+      state(entry.stream).done = done_[index] = {host_, placed_[index]};
+      return;
+    }
+    // Ranks of a GPU meet in their hosts (comm/sharding/groups.h).
+    if (work.name == name_of(Collective::barrier)) {
+      placed.start = host_;
+      placed.end = host_ += seconds;
       return;
     }
     host_ += rules_.launch_seconds;
@@ -100,6 +116,7 @@ class Simulator {
     placed.end = stream.ready = entry.stream == 0
                                     ? end_beside_collectives(work, placed.start, seconds)
                                     : placed.start + seconds;
+    stream.done = done_[index] = {placed.end, placed_[index]};
     if (work.kind == Work::Kind::collective) collectives_.push_back({placed.start, placed.end});
   }
 
@@ -247,6 +264,19 @@ class Simulator {
     return -1;
   }
 
+  // The same on a GPU.
+  Done done_before(int stream, std::int64_t until) const {
+    for (std::int64_t i = until - 1; i >= 0; --i) {
+      const auto at = static_cast<std::size_t>(i);
+      const Kind kind = schedule_.entries()[at].kind;
+      if ((kind == Kind::work || kind == Kind::wait) && schedule_.entries()[at].stream == stream &&
+          done_[at].work >= 0) {
+        return done_[at];
+      }
+    }
+    return {};
+  }
+
   void note_wait(double seconds, std::int32_t placed) {
     if (seconds <= 0.0 || placed < 0) return;
     const Simulation::PlacedWork& for_work = result_.works[static_cast<std::size_t>(placed)];
@@ -261,35 +291,34 @@ class Simulator {
       state(entry.stream).queue.push_back({index, host_, 0.0});
       return settle_all();
     }
-    const std::int32_t work = last_work(entry.index, entry.value);
-    if (rules_.host_computes) {
-      const double before = host_;
-      finish_stream(static_cast<std::size_t>(entry.index), static_cast<std::size_t>(entry.value));
-      note_wait(host_ - before, work);
-      return;
-    }
-    if (work < 0) return;
-    const double end = result_.works[static_cast<std::size_t>(work)].end;
+    if (rules_.host_computes) return finish_awaited(entry);
+    const Done awaited = done_before(entry.index, entry.value);
     StreamState& stream = state(entry.stream);
     const double idle_from = std::max(stream.ready, host_);
-    if (entry.stream == 0 && end > idle_from) note_wait(end - idle_from, work);
-    stream.ready = std::max(stream.ready, end);
+    if (entry.stream == 0 && awaited.time > idle_from)
+      note_wait(awaited.time - idle_from, awaited.work);
+    stream.ready = std::max(stream.ready, awaited.time);
+    if (awaited.time > stream.done.time) stream.done = awaited;
+    done_[index] = stream.done;
+  }
+
+  void finish_awaited(const Entry& entry) {
+    const std::int32_t work = last_work(entry.index, entry.value);
+    const double before = host_;
+    finish_stream(static_cast<std::size_t>(entry.index), static_cast<std::size_t>(entry.value));
+    note_wait(host_ - before, work);
   }
 
   void place_host_wait(const Entry& entry) {
-    const std::int32_t work = last_work(entry.index, entry.value);
     if (rules_.host_computes) {
-      if (entry.index == 0) return;
-      const double before = host_;
-      finish_stream(static_cast<std::size_t>(entry.index), static_cast<std::size_t>(entry.value));
-      note_wait(host_ - before, work);
+      if (entry.index != 0) finish_awaited(entry);
       return;
     }
-    if (work < 0) return;
-    const double end = result_.works[static_cast<std::size_t>(work)].end;
+    const Done awaited = done_before(entry.index, entry.value);
     const double computed = std::max(host_, state(0).ready);
-    if (entry.index > 0 && end > computed) note_wait(end - computed, work);
-    host_ = std::max(host_, end);
+    if (entry.index > 0 && awaited.time > computed)
+      note_wait(awaited.time - computed, awaited.work);
+    host_ = std::max(host_, awaited.time);
   }
 
   // --- scopes -----------------------------------------------------------------------------------
@@ -328,6 +357,7 @@ class Simulator {
   std::vector<StreamState> streams_;
   double host_ = 0.0;
   std::vector<std::int32_t> placed_;    // by entry: of result_.works
+  std::vector<Done> done_;              // by entry: of a GPU's work and waits
   std::vector<std::int32_t> scope_of_;  // by entry: of result_.scopes
   struct Interval {
     double begin, end;

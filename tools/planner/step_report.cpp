@@ -160,7 +160,7 @@ Json plan_json(const RecordedStep& step, const TrainSettings& settings, int rank
                              {"padded", unit.padded},
                              {"of_one_rank", unit.shard}});
   }
-  if (const std::int64_t limit = memory_limit_of(settings, system); limit > 0) {
+  if (const std::int64_t limit = memory_limit_of(settings, system, ranks); limit > 0) {
     json["memory"]["limit_bytes"] = limit;
     json["memory"]["fits"] = fits(plan.device.peak_bytes, static_cast<std::size_t>(limit));
   }
@@ -204,7 +204,7 @@ std::string plan_text(const RecordedStep& step, const TrainSettings& settings, i
   line("", as_high ? fmt::format("reached in {}", peak.where)
                    : fmt::format("before the steps; in a step {}, reached in {}",
                                  format_bytes(peak.bytes), peak.where));
-  const std::int64_t limit = memory_limit_of(settings, system);
+  const std::int64_t limit = memory_limit_of(settings, system, ranks);
   if (limit > 0 && !fits(plan.device.peak_bytes, static_cast<std::size_t>(limit))) {
     line("",
          fmt::format("does NOT fit {}; --auto looks for settings that do", format_bytes(limit)));

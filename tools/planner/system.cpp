@@ -87,7 +87,7 @@ class Fields {
                 path_, name(key), value, fmt::join(known, ", "));
     return value;
   }
-  // A list of numbers that are at least 1, of this length unless 0.
+  // A list of numbers, of this length.
   std::vector<double> numbers(const char* key, std::size_t length, const char* expected) {
     const json& value = at(key, expected);
     if (!value.is_array() || value.size() != length) reject(key, value, expected);

@@ -28,11 +28,12 @@ struct ProductTile {
   double fraction = 1.0;  // of the best tile's rate, when every multiprocessor has work
 };
 struct ProductRates {
-  double peak = 0.0;      // FLOP/s on the data sheet
+  double peak = 0.0;      // FLOP/s on the data sheet; of device cpu of a node
   double measured = 0.0;  // FLOP/s of a product [m, k] x [k, n] of this shape:
   std::int64_t measured_m = 0, measured_n = 0, measured_k = 0;
   std::vector<ProductTile> tiles;  // of the result, one a multiprocessor at a time
   double prologue_k = 0.0;         // what starting and ending a tile costs, as elements of k
+  double tile_rate = 0.0;  // FLOP/s of one multiprocessor in a tile; 0: as the measured product says
 };
 // Devices with a fast link of their own, in one node or across nodes: an NVLink domain.
 struct FastLink {
@@ -66,7 +67,7 @@ struct System {
   int compute_capability = 0;          // 80; of device cuda
   int multiprocessors = 1;             // of one device; cores of device cpu are one
   int collective_multiprocessors = 0;  // of them busy while a collective runs; of device cuda
-  std::int64_t memory_bytes = 0;       // of one device
+  std::int64_t memory_bytes = 0;       // of one device; of device cpu of a node
   int devices_per_node = 1;
   std::map<DType, ProductRates> products;
   double memory_bytes_per_second = 0;  // of one device, on the data sheet
@@ -86,6 +87,10 @@ struct System {
   SHERD_API const ProductRates& products_of(DType dtype) const;
   // Devices of one domain; 1 where there is no fast link.
   int domain_devices() const { return fast_link ? fast_link->devices : 1; }
+  // Ranks that share the memory and the rates of one device: cores of device cpu do.
+  int ranks_of_device(int ranks) const {
+    return cuda ? 1 : std::clamp(ranks, 1, devices_per_node);
+  }
   // Devices that reach each other without the network.
   int near_devices() const { return std::max(devices_per_node, domain_devices()); }
 };

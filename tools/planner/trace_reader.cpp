@@ -41,6 +41,8 @@ class Reader {
       }
       fail("'{}' is no JSON, at byte {}: expected a Chrome trace that sherd wrote with --trace",
            file_.path, error.byte);
+    } catch (const Json::exception& error) {  // such as a number beyond all numbers
+      fail("'{}' is no trace that sherd wrote with --trace: {}", file_.path, error.what());
     }
     finish(rest);
     return std::move(file_);

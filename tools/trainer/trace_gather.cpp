@@ -95,16 +95,17 @@ class TraceFileWriter {
   }
 
   void end_part(const Json& part) {
-    if (part.contains("error"))
-      incomplete_ = fmt::format("rank {}: {}", part.at("rank").get<int>(),
-                                part.at("error").get<std::string>());
+    if (part.contains("error")) {
+      add_incomplete(fmt::format("rank {}: {}", part.at("rank").get<int>(),
+                                 part.at("error").get<std::string>()));
+    }
     parts_.push_back(part);
   }
 
   // Returns what went wrong.
   std::string finish(const std::string& reason = {}) {
     Json other{{"program", "sherd"}, {"ranks", ranks_}, {"parts", parts_}};
-    if (!reason.empty()) incomplete_ = reason;
+    if (!reason.empty()) add_incomplete(reason);
     if (!incomplete_.empty()) other["incomplete"] = incomplete_;
     attempt([&] {
       file_->write("\n],\"otherData\":" +
@@ -115,6 +116,10 @@ class TraceFileWriter {
   }
 
  private:
+  void add_incomplete(const std::string& what) {
+    incomplete_ += (incomplete_.empty() ? "" : "; ") + what;
+  }
+
   void attempt(const std::function<void()>& work) {
     if (!error_.empty()) return;
     try {
