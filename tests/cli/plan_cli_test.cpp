@@ -4,6 +4,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <sstream>
 
 #include "cli_support.h"
 
@@ -104,6 +105,32 @@ TEST_CASE("cli: plan --convention counts as others do") {
   for (const char* total : {"15.93", "6.09"}) CHECK(says(deepspeed, total));
   const Output own = sherd_run("plan --convention sherd --ranks 2");
   CHECK_MESSAGE(own.status == 0, own.text);
+}
+
+TEST_CASE("cli: plan --explain says how gradients of each policy are summed") {
+  const auto page = [](const std::string& flags) {
+    const Output output =
+        sherd_run("plan --explain --dataset synthetic --ranks 8 --batch-size 64 " + flags);
+    REQUIRE_MESSAGE(output.status == 0, output.text);
+    std::string text;  // without line breaks
+    std::stringstream words(output.out);
+    for (std::string word; words >> word;) text += word + " ";
+    return text;
+  };
+  const auto has = [](const std::string& text, const char* piece) {
+    return text.find(piece) != std::string::npos;
+  };
+  const std::string same = page("--shard none"), rounded = page("--shard none --precision bf16"),
+                    hybrid = page("--shard hybrid --mesh replicate=2,shard=4 --micro-batch 4"),
+                    gpu = page("--shard zero3 --device cuda"),
+                    exact = page("--shard zero3 --device cuda --exact-sums yes");
+  CHECK(has(same, "(an all-reduce: each sends twice"));
+  CHECK(has(rounded, "(a reduce-scatter and an all-gather of the sums in f32: each sends"));
+  CHECK(has(hybrid, "(an all-reduce in f32: each sends twice"));
+  CHECK(has(hybrid, "--shard zero1 without --mesh"));
+  CHECK(has(hybrid, "--micro-batch 2 "));
+  CHECK(has(gpu, "in NCCL's order"));
+  for (const std::string* text : {&same, &rounded, &exact}) CHECK(has(*text, "in one fixed tree"));
 }
 
 TEST_CASE("cli: plan --auto ranks what fits, and keeps what is given") {
