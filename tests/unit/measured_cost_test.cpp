@@ -104,11 +104,18 @@ TEST_CASE("measured costs: what is missing or impossible is one message") {
     CHECK_THROWS_WITH_AS(MeasuredCosts(measured, 1, 1, "here.json"), doctest::Contains(message),
                          Error);
   };
-  refused(Json::object(), "expected \"cores\"");
+  refused(Json::object(), "\"cores\" is missing, or of another type");
   refused(tables({}), "has no table");
   Json broken = tables({measured_table(1, 1, {{kernel("add", 4096), "add", 1e-6}})});
   broken["tables"][0]["points"][0]["seconds"] = -1.0;
   refused(broken, "expected positive numbers");
+  broken["tables"][0]["points"][0]["m"] = "many";
+  refused(broken, "\"m\" is missing, or of another type");
+  broken["tables"][0]["points"][0]["dtype"] = "f31";
+  refused(broken, "here.json: \"measured\": \"dtype\": ");
+  broken["tables"][0]["points"][0]["size"] = 3;
+  refused(broken, "the key 'size' is not known");
+  broken["tables"][0]["points"][0].erase("size");
   broken["tables"][0]["points"][0]["kind"] = "guess";
   refused(broken, "no kind of work is 'guess'");
   broken["tables"][0]["threads"] = 0;

@@ -5,6 +5,7 @@
 #include "gpu_peaks.h"
 #include "quantile.h"
 #include "resident_meter.h"
+#include "stop_signal.h"
 
 #include <sherd/comm/faulty_communicator.h>
 #include <sherd/kernels/matmul.h>
@@ -178,8 +179,10 @@ BenchResult measure(Context& context, Rehearsal& test, std::int64_t batch,
   using Clock = std::chrono::steady_clock;
   Communicator& world = test.engine.groups().world;
   BenchResult result;
-  for (std::int64_t i = 0; i < options.warmup; ++i)
+  for (std::int64_t i = 0; i < options.warmup; ++i) {
+    check_not_stopped("nothing is left behind");
     result.losses.push_back(test.step->run_shape(*test.inputs, batch).loss);
+  }
   context.compute_stream().synchronize();
   context.ledger().reset_peak();
   context.host_ledger().reset_peak();
@@ -207,6 +210,7 @@ BenchResult measure(Context& context, Rehearsal& test, std::int64_t batch,
   double exposed = 0.0;
   for (std::int64_t i = 0; i < options.steps; ++i) {
     if (options.matrix > 0 && (i == 0 || i == options.steps / 2)) measure_limit();
+    check_not_stopped("nothing is left behind");
     world.barrier("bench: a step");  // it lasts as long as its slowest rank's, and is no part of it
     const double exposed_before = test.engine.exposed_seconds();
     const CommunicationCounters before = test.engine.counters();
@@ -398,8 +402,10 @@ int bench_step(TrainSettings settings, const BenchOptions& options) {
   const bool meta = device_from_name(settings.device) == Device::meta;
   SHERD_CHECK(settings.trace.empty() || !meta,
               "--trace: has no effect on meta, where nothing takes time; see sherd plan --trace");
-  SHERD_CHECK(options.comm_delay == 0.0 || (options.comm_delay > 0.0 && ranks > 1 && !meta),
-              "--comm-delay: seconds above 0, with several ranks, not on meta");
+  SHERD_CHECK(options.comm_delay >= 0.0 && options.comm_delay <= 60.0,
+              "--comm-delay: expected 0 to 60 seconds, got {}", options.comm_delay);
+  SHERD_CHECK(options.comm_delay == 0.0 || (ranks > 1 && !meta), "--comm-delay: has no effect {}",
+              meta ? "on meta" : "on one rank");
   SHERD_CHECK(options.write_inputs.empty() ||
                   (ranks == 1 && !meta && !options.json && settings.trace.empty() &&
                    settings.micro_batch == 0 && settings.precision == "fp32"),
@@ -408,8 +414,9 @@ int bench_step(TrainSettings settings, const BenchOptions& options) {
   settings.recompute = chosen_recompute(settings, ranks);
   check_memory_limit(settings, ranks);
   if (meta) return run_meta(settings, options);
-  // Claimed before the work: a name that is taken or cannot be written is refused at once.
-  if (!settings.trace.empty() && is_first_process()) create_new_file(settings.trace, "");
+  std::optional<ClaimedFile> trace;
+  if (!settings.trace.empty() && is_first_process()) trace.emplace(settings.trace);
+  watch_stop_signals();  // so that files of what is offloaded are removed
   run_on_ranks(settings, [&](Communicator& world) {
     with_memory_advice(settings, ranks, [&] { bench_rank(settings, options, world); });
   });
@@ -438,9 +445,10 @@ Command add_bench(CLI::App& parent) {
       "  sherd bench step --preset vit_huge_patch14_224 --dataset synthetic --device meta\n");
   auto options = std::make_shared<BenchOptions>();
   const std::string group = "benchmark";
-  step->add_option("--steps", options->steps, "steps that are timed [10]")
-      ->type_name("INT")
-      ->group(group);
+  const CLI::Option* steps =
+      step->add_option("--steps", options->steps, "steps that are timed [10]")
+          ->type_name("INT")
+          ->group(group);
   const CLI::Option* warmup =
       step->add_option("--warmup", options->warmup, "steps before them [2; with --graph 4]")
           ->type_name("INT")
@@ -472,11 +480,18 @@ Command add_bench(CLI::App& parent) {
                                     add_bench_comm(*app),      add_bench_disk(*app),
                                     add_bench_kernels(*app),   add_bench_matrix(*app),
                                     add_bench_plan(*app)};
-  return {app, [options, warmup, matrix, flags, others] {
+  return {app, [options, steps, warmup, matrix, flags, others] {
             for (const Command& other : others) {
               if (other.app->parsed()) return other.run();
             }
             const TrainSettings settings = flags.resolve({});
+            if (settings.device == "meta") {
+              flags.refuse("model.weights", "as nothing is computed on meta");
+              for (const CLI::Option* option : {steps, warmup, matrix}) {
+                SHERD_CHECK(option->count() == 0, "{}: has no effect on meta; leave it out",
+                            option->get_name());
+              }
+            }
             if (matrix->count() == 0 && settings.device == "cuda") options->matrix = 8192;
             // Two run as usual, one is captured, and one shows what a replay costs at first.
             if (warmup->count() == 0 && settings.graph) options->warmup = 4;

@@ -5,6 +5,7 @@
 #include "disk_loop.h"
 #include "kernel_timer.h"
 #include "quantile.h"
+#include "stop_signal.h"
 
 #include <sherd/comm/device_communicator.h>
 #include <sherd/comm/rank_threads.h>
@@ -134,6 +135,7 @@ class Calibration {
         const Work work = work_of(cases[i], context);
         const std::function<void()> call = cases[i].make(context);
         world.barrier("calibrate: a kernel");
+        check_not_stopped("nothing was written");
         // Not the median: what disturbs a call, on a machine that is never quite idle, adds to it.
         const double seconds = timer.measure(call).quartile;
         add(world, work, seconds);
@@ -318,6 +320,7 @@ Json describe_machine(const CalibrateOptions& options, const std::vector<DType>&
 
 int calibrate(const CalibrateOptions& options) {
   check_range("--repeat", options.repeat, 3, 1000);
+  SHERD_CHECK(!options.name.empty(), "--name: expected a name, got ''");
   const bool cuda = device_from_name(options.device) == Device::cuda;
   SHERD_CHECK(cuda || options.device == "cpu", "--device: expected cpu or cuda, got '{}'",
               options.device);
@@ -340,36 +343,31 @@ int calibrate(const CalibrateOptions& options) {
   const std::vector<DType> dtypes = parse_precisions(options.precisions);
   const std::string out = options.out.empty() ? options.name + ".json" : options.out;
   SHERD_CHECK(out.ends_with(".json"), "--out: expected a name that ends with .json, got '{}'", out);
-  create_new_file(out, "");  // a name that is taken or cannot be written is refused at once
-  try {
-    const auto start = Clock::now();
-    ProgressLine progress;
-    Json tables = Json::array();
-    for (const Layout& layout : layouts) {
-      const std::vector<Point> points = Calibration(options, dtypes, layout).run(progress);
-      if (machine.is_null()) {
-        const std::string folder = std::filesystem::path(out).parent_path().string();
-        machine = describe_machine(options, dtypes, points, folder.empty() ? "." : folder);
-      }
-      tables.push_back(measured_table(layout.threads, layout.ranks, points));
-      progress.clear();
-      fmt::print("{} thread{} x {} rank{}: {} points\n", layout.threads,
-                 layout.threads == 1 ? "" : "s", layout.ranks, layout.ranks == 1 ? "" : "s",
-                 points.size());
+  const ClaimedFile claimed(out);
+  watch_stop_signals();
+  const auto start = Clock::now();
+  ProgressLine progress;
+  Json tables = Json::array();
+  for (const Layout& layout : layouts) {
+    const std::vector<Point> points = Calibration(options, dtypes, layout).run(progress);
+    if (machine.is_null()) {
+      const std::string folder = std::filesystem::path(out).parent_path().string();
+      machine = describe_machine(options, dtypes, points, folder.empty() ? "." : folder);
     }
-    machine["measured"] = {{"cores", default_threads()}, {"tables", std::move(tables)}};
-    const std::string text = machine.dump(1) + "\n";
-    parse_system(text, out);  // what plan will read
-    AtomicFile file(out);
-    file.write(text);
-    file.commit();
-    fmt::print("{}: measured in {:.0f} s; sherd plan --system {} ...\n", out,
-               std::chrono::duration<double>(Clock::now() - start).count(), out);
-  } catch (...) {
-    std::error_code ignored;
-    if (std::filesystem::file_size(out, ignored) == 0) std::filesystem::remove(out, ignored);
-    throw;
+    tables.push_back(measured_table(layout.threads, layout.ranks, points));
+    progress.clear();
+    fmt::print("{} thread{} x {} rank{}: {} points\n", layout.threads,
+               layout.threads == 1 ? "" : "s", layout.ranks, layout.ranks == 1 ? "" : "s",
+               points.size());
   }
+  machine["measured"] = {{"cores", default_threads()}, {"tables", std::move(tables)}};
+  const std::string text = machine.dump(1) + "\n";
+  parse_system(text, out);  // what plan will read
+  AtomicFile file(out);
+  file.write(text);
+  file.commit();
+  fmt::print("{}: measured in {:.0f} s; sherd plan --system {} ...\n", out,
+             std::chrono::duration<double>(Clock::now() - start).count(), out);
   return 0;
 }
 

@@ -2,6 +2,7 @@
 // `sherd bench checkpoint`: how fast checkpoints are saved and loaded, beside plain files of as
 // many bytes on the same disk.
 #include "command.h"
+#include "stop_signal.h"
 
 #include <fcntl.h>
 #include <sherd/runtime/ledger.h>
@@ -123,6 +124,13 @@ CheckpointBench measure(const TrainSettings& settings, const CheckpointBenchOpti
     world.barrier("after");
     bench.seconds[work].push_back(std::chrono::duration<double>(Clock::now() - start).count());
   };
+  // Between rounds, so that the folder can be removed.
+  bool stop = false;
+  const auto all_stop = [&] {
+    std::int64_t stopped = stop_requested() ? 1 : 0;
+    world.all_reduce(&stopped, 1, DType::i64, ReduceOp::max, "does one stop");
+    return stopped != 0;
+  };
   const std::string folder =
       (fs::path(options.dir) / fmt::format("sherd-bench-{}", world.size())).string();
   {
@@ -134,7 +142,7 @@ CheckpointBench measure(const TrainSettings& settings, const CheckpointBenchOpti
     PlainFile plain(fmt::format("{}/plain-{}", folder, world.rank()));
     RunProgress progress_of_run;
     const CheckpointStore::Content content{"sherd bench", progress_of_run.to_json(), "", false};
-    for (int round = 0; round < options.rounds; ++round) {
+    for (int round = 0; round < options.rounds && !stop; ++round) {
       timed(kPlainWrite, round, "plain files", [&] { plain.write(saver.bytes()); });
       std::string path;
       timed(kSave, round, "save", [&] {
@@ -154,17 +162,20 @@ CheckpointBench measure(const TrainSettings& settings, const CheckpointBenchOpti
         bench.read = reader.bytes_read();
       });
       bench.peak_of_load = std::max(bench.peak_of_load, ledger.peak_total());
+      stop = all_stop();
     }
     std::optional<CheckpointSaver> beside;
     if (options.async) beside.emplace(context, model, engine, *optimizer, true);
-    for (int round = 0; beside && round < options.rounds; ++round) {
+    for (int round = 0; beside && round < options.rounds && !stop; ++round) {
       timed(kCopy, round, "copy", [&] { beside->save(store, round, content); });
       beside->finish(store);
+      stop = all_stop();
     }
   }
   world.barrier("done");
   if (world.rank() == 0) fs::remove_all(folder);
   progress.clear();
+  if (stop) check_not_stopped("the folder is removed");
   return bench;
 }
 
@@ -206,6 +217,9 @@ void print_json(const CheckpointBench& b, int ranks) {
 
 int bench_checkpoint(const TrainSettings& settings, const CheckpointBenchOptions& options) {
   check_range("--rounds", options.rounds, 1, 1000);
+  SHERD_CHECK(device_from_name(settings.device) != Device::meta,
+              "--device meta: has nothing to save; expected cpu or cuda");
+  watch_stop_signals();
   CheckpointBench result;
   int ranks = 1;
   run_on_ranks(settings, [&](Communicator& world) {
@@ -245,6 +259,7 @@ Command add_bench_checkpoint(CLI::App& parent) {
   SettingFlags flags(app, {"model", "optimizer", "sharding", "precision", "memory",
                            "data.image_size", "data.classes", "run.device", "run.threads"});
   return {app, [options, flags] {
+            flags.refuse("model.weights", "as any weights take the same time");
             TrainSettings settings = flags.resolve_over({{"data.dataset", "synthetic"}});
             return bench_checkpoint(settings, *options);
           }};

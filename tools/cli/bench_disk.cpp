@@ -104,7 +104,7 @@ class DiskBench {
 
  private:
   void show(const Contender& contender, int round) {
-    SHERD_CHECK(!stop_requested(), "stopped by a signal; the file is removed");
+    check_not_stopped("the file is removed");
     progress_.show(fmt::format("round {} of {}: {}", round + 1, options_.rounds, contender.name));
   }
 
@@ -232,7 +232,8 @@ Command add_bench_disk(CLI::App& parent) {
       "  sherd bench disk --dir /scratch --size 8GiB --rounds 5 --json\n");
   auto options = std::make_shared<DiskOptions>();
   app->add_option("--dir", options->dir, "a folder on the disk")->type_name("DIR")->required();
-  app->add_option("--size", options->size, "bytes of the file [2GiB]")->type_name("SIZE");
+  app->add_option("--size", options->size, "bytes of the file, a multiple of 16MiB [2GiB]")
+      ->type_name("SIZE");
   app->add_option("--rounds", options->rounds, "rounds in which the engines take turns [3]")
       ->type_name("INT");
   app->add_flag("--json", options->json, "print one JSON object")->disable_flag_override();

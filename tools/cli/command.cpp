@@ -1,13 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.h"
 
+#include <sherd/runtime/io/file.h>
 #include <sherd/tools/trainer/ranks.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <chrono>
+#include <cmath>
 #include <cstdio>
+#include <filesystem>
 
 namespace sherd::cli {
 
@@ -68,6 +71,27 @@ std::string SettingFlags::other_than(const std::vector<std::string>& keys) const
     return std::ranges::find(setting_table(), key, &Setting::key)->flag();
   }
   return {};
+}
+
+void SettingFlags::refuse(const std::string& key, const char* why) const {
+  SHERD_CHECK(!gives(key), "{}: has no effect here, {}; leave it out",
+              std::ranges::find(setting_table(), key, &Setting::key)->flag(), why);
+}
+
+ClaimedFile::ClaimedFile(std::string path) : path_(std::move(path)) {
+  create_new_file(path_, "");
+}
+
+ClaimedFile::~ClaimedFile() {
+  std::error_code ignored;
+  if (std::filesystem::file_size(path_, ignored) == 0 && !ignored)
+    std::filesystem::remove(path_, ignored);
+}
+
+void check_tolerance(const char* flag, const CLI::App& app, double value, bool may_be_zero) {
+  const bool good = std::isfinite(value) && (may_be_zero ? value >= 0.0 : value > 0.0);
+  SHERD_CHECK(app.count(flag) == 0 || good, "{}: expected a number {}, got {}", flag,
+              may_be_zero ? "from 0 on" : "above 0", value);
 }
 
 void check_one_process(const char* command) {

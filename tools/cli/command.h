@@ -47,6 +47,8 @@ class SettingFlags {
   bool gives(const std::string& key) const;
   std::vector<std::string> given() const;           // the keys
   std::string value(const std::string& key) const;  // empty where it was not given
+  // Throws where the flag was given, which would do nothing: "plan reads no weights".
+  void refuse(const std::string& key, const char* why) const;
   // The first flag that was given and is not for one of these keys; empty if there is none.
   std::string other_than(const std::vector<std::string>& keys) const;
 
@@ -54,8 +56,23 @@ class SettingFlags {
   std::shared_ptr<Assignments> flags_ = std::make_shared<Assignments>();
 };
 
+// Throws where the flag was given with what is no number above 0, or from 0 on.
+void check_tolerance(const char* flag, const CLI::App& app, double value, bool may_be_zero = false);
 // Throws where a launcher started several processes: each would do the same.
 void check_one_process(const char* command);
+
+// A name for a file that is written at the end of long work: refused at once where it is taken or
+// cannot be made. What is still empty then is removed.
+class ClaimedFile {
+ public:
+  explicit ClaimedFile(std::string path);
+  ~ClaimedFile();
+  ClaimedFile(const ClaimedFile&) = delete;
+  ClaimedFile& operator=(const ClaimedFile&) = delete;
+
+ private:
+  std::string path_;
+};
 
 std::int64_t peak_resident_bytes();  // of this process
 

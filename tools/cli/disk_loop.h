@@ -29,8 +29,8 @@ class AlignedMemory {
 };
 
 // 1 MiB at a time, one after the other, past the page cache where `file` goes past it. Sizes and
-// offsets are multiples of that, buffers too. Stops early where stop_requested(), so that on that way
-// out the file is removed as well.
+// offsets are multiples of that, buffers too. Stops early where stop_requested(), so that on that
+// way out the file is removed as well.
 class DiskLoop {
  public:
   static constexpr std::size_t kChunk = std::size_t{1} << 20;

@@ -11,8 +11,8 @@
 namespace sherd::cli {
 namespace {
 
-// RUN is a folder that `sherd train` wrote: its configuration and weights serve unless flags say
-// other.
+// RUN is a folder that `sherd train` wrote, or a checkpoint in it: its configuration and weights
+// serve unless flags say other.
 TrainSettings settings_of(const std::string& run, const SettingFlags& flags) {
   if (run.empty()) return flags.resolve({});
   const std::filesystem::path folder(run);
@@ -23,6 +23,10 @@ TrainSettings settings_of(const std::string& run, const SettingFlags& flags) {
       run);
   TrainSettings settings = flags.resolve((folder / "config.toml").string());
   if (flags.gives("model.weights")) return settings;
+  if (std::filesystem::exists(folder / "index.json")) {  // a checkpoint
+    settings.weights = run;
+    return settings;
+  }
   const std::filesystem::path weights = folder / "model.safetensors";
   const bool ended = std::filesystem::exists(weights);
   SHERD_CHECK(ended || !find_checkpoints((folder / "checkpoints").string()).empty(),
@@ -92,7 +96,7 @@ Command add_eval(CLI::App& parent) {
   auto run = std::make_shared<std::string>();
   app->add_option("run", *run,
                   "folder of a run: its config.toml, and its model.safetensors or else its newest "
-                  "checkpoint")
+                  "checkpoint; or a checkpoint")
       ->type_name("RUN");
   auto logits = std::make_shared<LogitsOptions>();
   CLI::Option* path =
@@ -103,8 +107,7 @@ Command add_eval(CLI::App& parent) {
   app->add_option("--tolerance", logits->tolerance,
                   "largest difference of a logit [1e-09 in fp64, 1e-04 in fp32]")
       ->type_name("NUMBER")
-      ->needs(path)
-      ->check(CLI::PositiveNumber);
+      ->needs(path);
   SettingFlags flags(app, {"model.preset",
                            "model.patch",
                            "model.dim",
@@ -133,8 +136,9 @@ Command add_eval(CLI::App& parent) {
                            "memory.memory_limit",
                            "run.threads",
                            "run.seed"});
-  return {app, [run, flags, logits] {
+  return {app, [app, run, flags, logits] {
             check_one_process("eval");
+            check_tolerance("--tolerance", *app, logits->tolerance);
             const TrainSettings settings = settings_of(*run, flags);
             SHERD_CHECK(!flags.gives("run.seed") || settings.dataset == "synthetic",
                         "--seed: has no effect here, it makes the images of --dataset synthetic");

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.h"
+#include "stop_signal.h"
 
 #include <sherd/runtime/error.h>
 #include <sherd/runtime/suggest.h>
@@ -50,6 +51,25 @@ std::string unknown_words(CLI::App* app, const std::string& word) {
   return fmt::format("unknown flag '{}'{}", name, hint);
 }
 
+// Whoever cannot hear the message, as stderr is gone too, still gets the status.
+int report(const std::exception& error) {
+  std::fflush(stdout);
+  std::fputs(fmt::format("sherd: {}\n", error.what()).c_str(), stderr);
+  return cli::stop_requested() ? 130 : 1;
+}
+
+// "--world: expected INT, got 'large'" for the parser's "Could not convert: --world = large".
+std::string message_of(const CLI::ConversionError& error, CLI::App* given) {
+  const std::string text = error.what();
+  const std::size_t colon = text.find(": "), equals = text.find(" = ");
+  if (colon == std::string::npos || equals == std::string::npos || equals < colon) return text;
+  const std::string name = text.substr(colon + 2, equals - colon - 2);
+  const CLI::Option* option = given->get_option_no_throw(name);
+  if (option == nullptr) return text;
+  return fmt::format("{}: expected {}, got '{}'", name, option->get_type_name(),
+                     text.substr(equals + 3));
+}
+
 int run(int argc, char** argv) {
   CLI::App app{
       "Sherd trains Vision Transformers.\n\n"
@@ -75,6 +95,8 @@ int run(int argc, char** argv) {
   allow_unknown_words(&app);
   try {
     app.parse(argc, argv);
+  } catch (const CLI::ConversionError& error) {
+    fail("{}", message_of(error, given_command(&app)));
   } catch (const CLI::ParseError& error) {
     // --help and --version
     if (error.get_exit_code() == 0) return is_first_process() ? app.exit(error) : 0;
@@ -91,12 +113,6 @@ int run(int argc, char** argv) {
     if (command.app->parsed()) return command.run();
   }
   fail("no command");
-}
-
-int report(const std::exception& error) {
-  std::fflush(stdout);
-  fmt::print(stderr, "sherd: {}\n", error.what());
-  return 1;
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ int plan_states(const TrainSettings& settings, const PlanOptions& options, int r
   const StateConvention convention =
       state_convention(options.convention, training_precision(settings));
   std::vector<std::int64_t> units;
-  if (options.parameters > 0.0) {
+  if (options.parameters != 0.0) {
     SHERD_CHECK(
         options.parameters >= 1.0 && options.parameters <= 1e15 &&
             (options.largest_layer == 0.0 || (options.largest_layer >= options.parameters / 1e6 &&
@@ -119,6 +119,9 @@ int plan(TrainSettings settings, const PlanOptions& options,
     SHERD_CHECK(system || file->empty(), "{}: needs the times of a step; give a --system", flag);
   }
   if (!options.choose) check_step(settings, ranks);
+  std::optional<ClaimedFile> timeline, trace;
+  if (!options.timeline.empty()) timeline.emplace(options.timeline);
+  if (!options.trace.empty()) trace.emplace(options.trace);
   const auto start = Clock::now();
   nlohmann::ordered_json choices_as_json;
   if (options.choose) {
@@ -158,13 +161,13 @@ int plan(TrainSettings settings, const PlanOptions& options,
     const Simulation untimed =
         times ? Simulation()
               : simulate(step->schedule, {.seconds = [](const Work&) { return 1.0; }});
-    create_new_file(options.timeline,
-                    memory_timeline(*step, times ? times->simulation : untimed, times.has_value(),
-                                    memory_limit_of(settings, on, ranks)));
+    AtomicFile file(options.timeline);
+    file.write(memory_timeline(*step, times ? times->simulation : untimed, times.has_value(),
+                               memory_limit_of(settings, on, ranks)));
+    file.commit();
     if (!options.json) fmt::print("timeline        {}\n", options.timeline);
   }
   if (options.trace.empty()) return 0;
-  create_new_file(options.trace, "");
   write_trace(*planned_trace(*step, times->simulation), options.trace);
   if (!options.json) fmt::print("trace           {}\n", options.trace);
   return 0;
@@ -258,10 +261,14 @@ Command add_plan(CLI::App& parent) {
                 before.emplace_back("data.image_size", "1x28x28");
             }
             TrainSettings settings = flags.resolve_over(before);
-            SHERD_CHECK(*world == 0 || !flags.gives("sharding.ranks"),
-                        "--world and --ranks are the same; give one of them");
-            if (*world != 0) settings.ranks = *world;
-            if (options->parameters > 0.0) {
+            if (app->count("--world") > 0) {
+              SHERD_CHECK(!flags.gives("sharding.ranks"),
+                          "--world and --ranks are the same; give one of them");
+              check_range("--world", *world, 1, 1 << 20);
+              settings.ranks = *world;
+            }
+            flags.refuse("model.weights", "as a plan is the same for any weights");
+            if (options->parameters != 0.0) {
               const bool model = std::ranges::any_of(
                   given, [](const std::string& key) { return key.starts_with("model."); });
               SHERD_CHECK(!model,

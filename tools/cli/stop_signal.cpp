@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "stop_signal.h"
 
+#include <sherd/runtime/error.h>
+
 #include <csignal>
 #include <initializer_list>
 
@@ -22,6 +24,10 @@ void watch_stop_signals() {
 
 bool stop_requested() {
   return requested != 0;
+}
+
+void check_not_stopped(const char* what_is_left) {
+  SHERD_CHECK(!stop_requested(), "stopped by a signal; {}", what_is_left);
 }
 
 }  // namespace sherd::cli

@@ -251,15 +251,15 @@ Command add_train(CLI::App& parent) {
                   "largest relative error of a golden run [1e-09 in fp64, 1e-04 in fp32]")
       ->type_name("NUMBER")
       ->group(group)
-      ->needs(golden)
-      ->check(CLI::PositiveNumber);
+      ->needs(golden);
   app->add_option("--weight-tolerance", state->weight_tolerance,
                   "largest difference of a final weight [1e-08 in fp64, not checked in fp32]")
       ->type_name("NUMBER")
       ->group(group)
-      ->needs(golden)
-      ->check(CLI::NonNegativeNumber);
-  return {app, [state, flags, toml, golden] {
+      ->needs(golden);
+  return {app, [app, state, flags, toml, golden] {
+            check_tolerance("--tolerance", *app, state->tolerance);
+            check_tolerance("--weight-tolerance", *app, state->weight_tolerance, true);
             const TrainSettings settings =
                 toml->count() > 0 ? flags.resolve(state->toml) : resolve_resumed(flags);
             if (state->choose) {

@@ -265,8 +265,7 @@ CollectiveCost collective_cost(Collective collective, std::int64_t bytes, const 
   const GroupPlace place = place_of(group, system, world);
   if (place.ranks == 1) return {};
   check_links(group, place, system);
-  Job job{collective, static_cast<double>(bytes), place, system,
-          bus_bandwidth(place, system)};
+  Job job{collective, static_cast<double>(bytes), place, system, bus_bandwidth(place, system)};
   if (collective == Collective::barrier) {  // an all-reduce of one word
     job.collective = Collective::all_reduce;
     job.bytes = 4;

@@ -124,13 +124,16 @@ class Page {
     return live;
   }
 
-  // The engine's events from the first of one kind on, as many as that.
-  std::string listing(Event from, std::size_t most) const {
-    const auto begin = std::ranges::find(step_.events, from, &ShardingEvent::kind);
+  // The first of the engine's events from one on, as many as that, and before another.
+  using Events = std::vector<ShardingEvent>::const_iterator;
+  static std::string listing(Events from, Events until, std::ptrdiff_t most) {
     std::string text;
-    for (auto it = begin; it != step_.events.end() && most > 0; ++it, --most)
-      text += "    " + it->to_string() + "\n";
-    return text;
+    const Events end = from + std::min(most, until - from);
+    for (auto it = from; it != end; ++it) text += "    " + it->to_string() + "\n";
+    return text + (end != until ? "    ...\n\n" : "\n");
+  }
+  Events first(Event kind) const {
+    return std::ranges::find(step_.events, kind, &ShardingEvent::kind);
   }
 
   std::int64_t count(Event kind) const {
@@ -166,7 +169,7 @@ class Page {
               : "After it has computed, its parameters stay until its backward.",
           count(Event::unshard) + count(Event::prefetch)));
     }
-    text_ += listing(Event::forward, 10) + "    ...\n\n";
+    text_ += listing(step_.events.begin(), first(Event::backward), 12);
     std::string kept = "What backward needs of a block is kept: its activations.";
     if (settings_.recompute == "selective")
       kept =
@@ -201,11 +204,12 @@ class Page {
           "When the last gradient of a unit is there, its {} {} and summed over the {} ranks, all "
           "of which keep the sum ({}).",
           format_bytes(static_cast<std::int64_t>(sent)), rounding(), ranks_,
-          rounds ? fmt::format("a reduce-scatter and an all-gather of the sums in {}: each sends {} "
-                               "and {}",
-                               name_of(precision_.master), sends(precision_.reduce),
-                               sends(precision_.master))
-                 : fmt::format("an all-reduce: each sends twice {}", sends(precision_.reduce)));
+          rounds
+              ? fmt::format("a reduce-scatter and an all-gather of the sums in {}: each sends {} "
+                            "and {}",
+                            name_of(precision_.master), sends(precision_.reduce),
+                            sends(precision_.master))
+              : fmt::format("an all-reduce: each sends twice {}", sends(precision_.reduce)));
     } else if (!policy_.shard_gradients) {
       text +=
           "Gradients stay whole until backward is done; then each unit's are summed, and each "
@@ -228,14 +232,15 @@ class Page {
           format_bytes(bytes * (replicas - 1) / replicas));
     }
     if (ranks_ > 1) {
-      text += step_.device == Device::cuda && !options_.exact_sums
-                  ? " Sums are taken in NCCL's order; --exact-sums takes them in one fixed tree, "
-                    "with the same bits under every policy."
-                  : " Sums are taken in one fixed tree over the ranks, so every policy has the same "
-                    "bits.";
+      text +=
+          step_.device == Device::cuda && !options_.exact_sums
+              ? " Sums are taken in NCCL's order; --exact-sums takes them in one fixed tree, "
+                "with the same bits under every policy."
+              : " Sums are taken in one fixed tree over the ranks, so every policy has the same "
+                "bits.";
     }
     say(text);
-    text_ += listing(Event::backward, 10) + "    ...\n\n";
+    text_ += listing(first(Event::backward), step_.events.end(), 10);
   }
 
   void update() {
@@ -276,6 +281,12 @@ class Page {
         break;
       case MemoryCategory::gradients:
         text += "Most of it are gradients: a policy that shards them, or smaller units, lower it.";
+        break;
+      case MemoryCategory::workspace:
+      case MemoryCategory::communication:
+        text +=
+            "Most of it are buffers that kernels and collectives work in, whose size does not "
+            "depend on the model: larger models make them a small part.";
         break;
       default:
         text +=

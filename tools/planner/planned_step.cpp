@@ -23,10 +23,11 @@ SimulationRules rules_of_measured(const RecordedStep& step, const System& system
   const auto measured =
       std::make_shared<MeasuredCosts>(*system.measured, step.threads, ranks, system.path);
   const auto described = std::make_shared<CostModel>(system, ranks);
-  SHERD_CHECK(system.cuda || system.network || ranks <= system.near_devices(),
-              "system {}: {} ranks, and it is one machine of {} cores; plan for fewer ranks, or for "
-              "another system",
-              system.name, ranks, system.near_devices());
+  SHERD_CHECK(
+      system.cuda || system.network || ranks <= system.near_devices(),
+      "system {}: {} ranks, and it is one machine of {} cores; plan for fewer ranks, or for "
+      "another system",
+      system.name, ranks, system.near_devices());
   SimulationRules rules;
   const bool on_cuda = system.cuda;
   rules.seconds = [measured, described, on_cuda](const Work& work) {

@@ -33,7 +33,8 @@ struct ProductRates {
   std::int64_t measured_m = 0, measured_n = 0, measured_k = 0;
   std::vector<ProductTile> tiles;  // of the result, one a multiprocessor at a time
   double prologue_k = 0.0;         // what starting and ending a tile costs, as elements of k
-  double tile_rate = 0.0;  // FLOP/s of one multiprocessor in a tile; 0: as the measured product says
+  double tile_rate =
+      0.0;  // FLOP/s of one multiprocessor in a tile; 0: as the measured product says
 };
 // Devices with a fast link of their own, in one node or across nodes: an NVLink domain.
 struct FastLink {
@@ -88,9 +89,7 @@ struct System {
   // Devices of one domain; 1 where there is no fast link.
   int domain_devices() const { return fast_link ? fast_link->devices : 1; }
   // Ranks that share the memory and the rates of one device: cores of device cpu do.
-  int ranks_of_device(int ranks) const {
-    return cuda ? 1 : std::clamp(ranks, 1, devices_per_node);
-  }
+  int ranks_of_device(int ranks) const { return cuda ? 1 : std::clamp(ranks, 1, devices_per_node); }
   // Devices that reach each other without the network.
   int near_devices() const { return std::max(devices_per_node, domain_devices()); }
 };

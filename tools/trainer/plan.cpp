@@ -31,10 +31,11 @@ StepPlan plan_with(TrainSettings settings, const Image& image, int ranks, int ra
   Rehearsal rehearsal(settings, image, context, *world);
   const double flops = rehearsal.model.training_flops_per_image() *
                        static_cast<double>(rank_slice(settings.batch_size, rank, ranks).size);
-  SHERD_CHECK(flops < 6e18,  // two thirds of the largest number; recomputation adds up to a third
-              "--batch-size {}: {:.3g} FLOP in a step of one rank are more than can be counted; use "
-              "more ranks, or a smaller batch",
-              settings.batch_size, flops);
+  SHERD_CHECK(
+      flops < 6e18,  // two thirds of the largest number; recomputation adds up to a third
+      "--batch-size {}: {:.3g} FLOP in a step of one rank are more than can be counted; use "
+      "more ranks, or a smaller batch",
+      settings.batch_size, flops);
   rehearsal.step->run_shape(*rehearsal.inputs, settings.batch_size);
   if (schedule != nullptr) {
     schedule->clear();

@@ -41,7 +41,10 @@ std::string suggestion(const std::string& key) {
   std::string hint = did_you_mean(key, known_keys());
   if (!hint.starts_with("; known")) return hint;
   const std::string by_name = did_you_mean(key.substr(key.find('.') + 1), names);
-  if (!by_name.starts_with("; known")) return by_name;
+  for (const std::string& known : known_keys()) {  // with its section
+    if (by_name == fmt::format("; did you mean '{}'?", known.substr(known.find('.') + 1)))
+      return fmt::format("; did you mean '{}'?", known);
+  }
   return section.empty() ? "; sections: model, data, optimizer, schedule, sharding, precision, "
                            "memory, run, checkpoint"
                          : did_you_mean("", section);
@@ -309,7 +312,11 @@ std::string value_text(const TrainSettings& settings, const Setting& setting) {
 }
 
 Assignments read_toml_settings(const std::string& path) {
-  SHERD_CHECK(std::filesystem::is_regular_file(path), "{}: no such file of settings", path);
+  SHERD_CHECK(std::filesystem::is_regular_file(path), "{}: expected a TOML file of settings, {}",
+              path,
+              std::filesystem::is_directory(path) ? "got a directory; sherd eval and --resume take "
+                                                    "those of runs"
+                                                  : "there is no such file");
   toml::table document;
   try {
     document = toml::parse_file(path);

@@ -144,7 +144,7 @@ class Run {
     const bool to_finish = then.step.steps == info_.total_steps && lacks_weights(checkpoint);
     SHERD_CHECK(then.step.steps < info_.total_steps || to_finish,
                 "--resume: checkpoint '{}' is of step {} of {}, so there is nothing left to train; "
-                "raise --epochs or --max-steps, or use its weights: sherd eval --weights {}",
+                "raise --epochs or --max-steps, or use its weights: sherd eval {}",
                 checkpoint.directory(), then.step.steps, info_.total_steps, checkpoint.directory());
     load_state(checkpoint, engine_, *optimizer_, then);
     step_->restore(then.step);
