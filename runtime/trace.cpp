@@ -7,7 +7,6 @@
 #include <cmath>
 #include <memory>
 #include <nlohmann/json.hpp>
-#include <ranges>
 #include <utility>
 
 namespace sherd {
@@ -51,8 +50,8 @@ void Trace::add_stream_times(int track, std::string_view name, std::unique_ptr<S
 }
 
 Trace::TimedTrack* Trace::timed(int track) {
-  for (TimedTrack& timed : timed_ | std::views::reverse) {
-    if (timed.of == track) return &timed;
+  for (auto it = timed_.rbegin(); it != timed_.rend(); ++it) {
+    if (it->of == track) return &*it;
   }
   return nullptr;
 }

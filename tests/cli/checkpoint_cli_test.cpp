@@ -383,6 +383,9 @@ TEST_CASE("checkpoints: inspect says what one holds") {
   CHECK(checked.status == 0);
   CHECK(contains(checked, "have their checksums ("));
   CHECK_FALSE(contains(checked, "verifying"));  // not on a terminal
+  // Its own configuration says which model it is.
+  const Output evaluated = sherd_run("eval " + out + "/checkpoints/last");
+  CHECK_MESSAGE(evaluated.status == 0, evaluated.text);
   const Output json = sherd_run("inspect checkpoint --json --verify --tensors " + out);
   REQUIRE(json.status == 0);
   CHECK(std::ranges::count(json.out, '\n') == 1);

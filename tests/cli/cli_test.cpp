@@ -135,6 +135,30 @@ TEST_CASE("cli: bench disk measures a disk and leaves nothing on it") {
   CHECK(folder.file_count() == 0);
 }
 
+TEST_CASE("cli: bench step and bench checkpoint that are stopped leave nothing on the disk") {
+  const test::TempDirectory folder;
+  for (const std::string& command :
+       {"bench step " + kTinyModel + "--steps 1000000 --matrix 0 --offload-optimizer nvme:",
+        std::string("bench checkpoint --image-size 1x8x8 --classes 3 --patch 4 --dim 16 --depth 1 "
+                    "--heads 2 --rounds 1000 --dir ")}) {
+    CAPTURE(command);
+    test::Child child("exec " SHERD_PROGRAM " " + command + folder.path());
+    CHECK(comes_true([&] { return folder.file_count() > 0; }));
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    kill(child.pid(), SIGINT);
+    check_refusal(child.wait(60.0), {"stopped by a signal"});
+    CHECK(folder.file_count() == 0);
+  }
+}
+
+TEST_CASE("cli: where nothing can be written, not even the error, the status tells") {
+  for (const char* command : {"plan", "--version", "bench step --bad"}) {
+    CAPTURE(command);
+    CHECK(test::run(std::string(SHERD_PROGRAM " ") + command + " >/dev/full 2>/dev/full").status ==
+          1);
+  }
+}
+
 TEST_CASE("cli: bench step times the update from files beside a plain loop on their disk") {
   const test::TempDirectory folder;
   const std::string step = "bench step " + kTinyModel + "--steps 2 --matrix 0 ";

@@ -185,6 +185,13 @@ TEST_CASE("cli: plan refuses what cannot be, in one line") {
   refused("--ranks 0", "--ranks");
   refused("--ranks 2 --world 4", "--world and --ranks are the same");
   refused("--rank 4 --ranks 4", "--rank");
+  refused("--world large", "--world: expected INT, got 'large'");
+  refused("--world 0", "--world: expected 1 to");
+  refused("--weights x", "--weights: has no effect here");
+  refused("--convention sherd --parameters nan", "--parameters: expected 1 to 1e15");
+  const std::string both = folder.path("both");
+  refused("--system dgx-a100 --timeline " + both + " --trace " + both, "is there already");
+  CHECK(!std::filesystem::exists(both));
   refused("--dim 50 --heads 4", "heads");
   refused("--auto", "give a --system");
   refused("--auto --system dgx-h100 --dim 50 --heads 4", "heads");
@@ -216,6 +223,15 @@ TEST_CASE("cli: a calibrated machine: times, choice, and a trace beside the plan
       system);
   REQUIRE_MESSAGE(calibrated.status == 0, calibrated.text);
   CHECK(says(calibrated, "1 thread x 2 ranks"));
+  // Stopped, it leaves nothing.
+  const std::string half = folder.path("half.json");
+  Child child("exec " SHERD_PROGRAM " bench calibrate --tables 1x1 --repeat 9 --out " + half);
+  CHECK(comes_true([&] { return std::filesystem::exists(half); }));
+  std::this_thread::sleep_for(std::chrono::milliseconds(100));
+  kill(child.pid(), SIGINT);
+  const Output stopped = child.wait(60.0);
+  CHECK_MESSAGE(says(stopped, "stopped by a signal; nothing was written"), stopped.text);
+  CHECK(!std::filesystem::exists(half));
   const Output again = sherd_run("bench calibrate --quick --out " + system);
   CHECK(again.status == 1);
   CHECK(says(again, "here.json"));
@@ -237,7 +253,8 @@ TEST_CASE("cli: a calibrated machine: times, choice, and a trace beside the plan
     REQUIRE_MESSAGE(output.status == 0, output.text);
     CHECK(json::parse(output.out)["step"]["seconds"].get<double>() > 0.0);
   }
-  const Output many = sherd_run("plan --system " + system + kSmall + "--ranks 512 --batch-size 512");
+  const Output many =
+      sherd_run("plan --system " + system + kSmall + "--ranks 512 --batch-size 512");
   CHECK(many.status == 1);
   CHECK_MESSAGE(says(many, "512 ranks, and it is one machine of"), many.text);
   const Output lacking = sherd_run("plan --system " + system + kSmall + "--precision fp64");

@@ -29,6 +29,7 @@ struct BenchOptions {
   std::int64_t steps = 10, warmup = 2, matrix = 2048;
   double comm_delay = 0.0;
   std::string write_inputs;
+  std::string of_timing;  // a flag that was given and says something of what is computed
   bool json = false;
 };
 
@@ -404,13 +405,17 @@ int bench_step(TrainSettings settings, const BenchOptions& options) {
               "--trace: has no effect on meta, where nothing takes time; see sherd plan --trace");
   SHERD_CHECK(options.comm_delay >= 0.0 && options.comm_delay <= 60.0,
               "--comm-delay: expected 0 to 60 seconds, got {}", options.comm_delay);
-  SHERD_CHECK(options.comm_delay == 0.0 || (ranks > 1 && !meta), "--comm-delay: has no effect {}",
+  SHERD_CHECK(options.comm_delay == 0.0 || (ranks > 1 && !meta),
+              "--comm-delay: has no effect {}; it needs several ranks",
               meta ? "on meta" : "on one rank");
   SHERD_CHECK(options.write_inputs.empty() ||
                   (ranks == 1 && !meta && !options.json && settings.trace.empty() &&
                    settings.micro_batch == 0 && settings.precision == "fp32"),
               "--write-inputs: writes what steps start from and times none: on one rank, in fp32, "
               "not on meta, and without --json, --trace and --micro-batch");
+  SHERD_CHECK(!meta || options.of_timing.empty(),
+              "{}: has no effect on meta, where nothing is computed; leave it out",
+              options.of_timing);
   settings.recompute = chosen_recompute(settings, ranks);
   check_memory_limit(settings, ranks);
   if (meta) return run_meta(settings, options);
@@ -485,13 +490,10 @@ Command add_bench(CLI::App& parent) {
               if (other.app->parsed()) return other.run();
             }
             const TrainSettings settings = flags.resolve({});
-            if (settings.device == "meta") {
-              flags.refuse("model.weights", "as nothing is computed on meta");
-              for (const CLI::Option* option : {steps, warmup, matrix}) {
-                SHERD_CHECK(option->count() == 0, "{}: has no effect on meta; leave it out",
-                            option->get_name());
-              }
+            for (const CLI::Option* option : {steps, warmup, matrix}) {
+              if (option->count() > 0) options->of_timing = option->get_name();
             }
+            if (flags.gives("model.weights")) options->of_timing = "--weights";
             if (matrix->count() == 0 && settings.device == "cuda") options->matrix = 8192;
             // Two run as usual, one is captured, and one shows what a replay costs at first.
             if (warmup->count() == 0 && settings.graph) options->warmup = 4;

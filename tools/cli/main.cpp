@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "command.h"
-#include "stop_signal.h"
 
 #include <sherd/runtime/error.h>
 #include <sherd/runtime/suggest.h>
@@ -55,7 +54,7 @@ std::string unknown_words(CLI::App* app, const std::string& word) {
 int report(const std::exception& error) {
   std::fflush(stdout);
   std::fputs(fmt::format("sherd: {}\n", error.what()).c_str(), stderr);
-  return cli::stop_requested() ? 130 : 1;
+  return 1;
 }
 
 // "--world: expected INT, got 'large'" for the parser's "Could not convert: --world = large".

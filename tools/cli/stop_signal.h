@@ -5,8 +5,7 @@
 namespace sherd::cli {
 
 // From now on the first SIGINT, SIGTERM or SIGHUP sets a flag, which is all that a handler can
-// reach. The second one of a kind ends the process at once. A command that ends by an error then
-// has the status of one that a SIGINT ended, 130.
+// reach. The second one of a kind ends the process at once.
 void watch_stop_signals();
 bool stop_requested();
 // Throws where it is: "stopped by a signal; the file is removed".
