@@ -244,7 +244,7 @@ TEST_CASE("cli: unknown words are errors with a suggestion") {
   refuses("inspect checkpoint", {"give a checkpoint"});
   refuses("inspect weights", {"safetensors"});
   refuses("train ''", {"no such file"});
-  refuses("train /tmp", {"no such file"});
+  refuses("train /tmp", {"expected a TOML file of settings, got a directory"});
   refuses("eval --lr 1", {"unknown flag '--lr'"});
   refuses("eval --drop 0.1", {"unknown flag '--drop'"});
   refuses("eval --weights x --seed 3", {"--seed: has no effect here"});

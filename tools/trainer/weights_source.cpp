@@ -27,10 +27,6 @@ bool has_checkpoint(const fs::path& directory) {
 std::unique_ptr<TensorFile> open_weights(const std::string& path) {
   std::error_code error;
   const fs::path directory(path);
-  SHERD_CHECK(fs::exists(directory, error),
-              "'{}': there is nothing of that name; expected a file "
-              "or a directory of weights",
-              path);
   if (!fs::is_directory(directory, error)) return open_tensor_file(path);
   if (has_checkpoint(directory)) {
     return std::make_unique<CheckpointTensorFile>(resolve_checkpoint(path));
